@@ -32,6 +32,23 @@ def test_times_are_those_of_a_simulated_step() -> None:
     assert notes == []
 
 
+def test_an_axis_of_a_mesh_takes_as_long_as_its_collectives() -> None:
+    layout = ss.Layout(data=2, tensor=2, zero=1, global_batch=16, micro_batch=4)
+    job = ss.Job(model="gpt-nano", data="python-source", layout=layout)
+    names = {"ring_reduce_scatter": "data", "ring_all_gather": "data", "all_reduce": "tensor"}
+    rows = [ComparedTerm("time", f"{axis} axis", "s", "rank 0", 1.0, 1.0) for axis in ("data", "tensor")]
+    rows += [
+        ComparedTerm("time", f"{axis}:{name}", "s", "rank 0", 1.0, 1.0, part_of=f"{axis} axis")
+        for name, axis in names.items()
+    ]
+    found = {row.term: row.simulated or 0.0 for row in with_simulation(rows, ss.predict(job), [], per="step")}
+    assert found["tensor axis"] == found["tensor:all_reduce"] > 0
+    assert found["data axis"] == pytest.approx(
+        found["data:ring_reduce_scatter"] + found["data:ring_all_gather"]
+    )
+    assert found["data axis"] > 0
+
+
 def rows_of(prediction: Any, group: Any) -> list[ComparedTerm]:
     """Rows that the prediction fills, as if all had been measured as predicted."""
     if group == "memory":

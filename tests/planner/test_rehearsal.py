@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import SHORT_TEXT
 from shardscope.planner import Plans
-from shardscope.planner.rehearsal import smaller
+from shardscope.planner.rehearsed_job import Small, kept_job, small_models, smaller
 
 STAGES = {"data": 1, "tensor": 1, "schedule": "1f1b", "recompute": "none", "micro_batch": 2}
 REPLICAS = {"pipeline": 1, "tensor": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
 STEP_S = 1.0
+ROOMY = ss.Cluster.of("h200").device.replace(memory_bytes="1 TB")
 
 
 def planned(fix: dict[str, Any], *, per_node: tuple[int, int] = (1, 1)) -> Plans:
@@ -117,11 +119,55 @@ def test_a_plan_of_all_axes_is_rehearsed_on_eight_ranks() -> None:
     layout = rehearsal.job.layout()
     assert (layout.data, layout.tensor, layout.pipeline, layout.zero) == (2, 2, 2, 1)
     assert (
-        "The rehearsal leaves out context=2 of the plan, because it divides neither sequences nor experts."
-        in rehearsal.notes
+        "The rehearsal leaves out context=2 of the plan: a plan with data=2, tensor=2, pipeline=4, context=2 needs 16 "
+        "ranks to keep its axes, not world_size=8." in rehearsal.notes
     )
     assert rehearsal.cluster.per_node < 8  # stages are in several nodes, as planned
     assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(STEP_S, rel=1e-3)
+
+
+KEPT = {
+    "context": ("gpt2-large", {"context": 2, "expert": 1}),
+    "expert": ("mixtral-8x7b", {"context": 1, "expert": 2}),
+}
+
+
+@pytest.mark.parametrize("axis", KEPT)
+def test_a_plan_keeps_its_context_or_expert_axis(axis: str) -> None:
+    model, degrees = KEPT[axis]
+    fix = {
+        **degrees, "tensor": 1, "pipeline": 1, "zero": 0, "micro_batch": 1, "recompute": "none", "offload": "none",
+    }  # fmt: skip
+    cluster = ss.Cluster.of("h200", nodes=2, per_node=4).replace(device=ROOMY)
+    rehearsal = ss.plan(model, cluster, global_batch=16, fix=fix).rehearsal(step_s=2 * STEP_S, world_size=4)
+    layout = rehearsal.job.layout()
+    assert (layout.context, layout.expert) == (degrees["context"], degrees["expert"])
+    assert rehearsal.job.world_size == 4
+    assert not any("leaves out" in note for note in rehearsal.notes)
+    assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(2 * STEP_S, rel=1e-3)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("model", ["gpt2-xl", "mixtral-8x7b"])
+def test_every_plan_is_a_job_on_eight_ranks_that_says_what_it_lacks(model: str) -> None:
+    cluster = ss.Cluster.of("h100", nodes=4, per_node=4)
+    plans = ss.plan(
+        model, cluster, global_batch=64, top=None, fix={"offload": "none", "micro_batch": 1}, software="any"
+    )
+    for rank in Random(0).sample(range(1, len(plans) + 1), 150):
+        planned = plans[rank - 1].layout
+        smalls = [
+            Small(plans.setting, planned, *each, 5)
+            for each in small_models(plans.setting.model, None).items()
+        ]
+        kept = kept_job(smalls, 8, shrinks=True)
+        layout, told = kept.job.layout(), " ".join(kept.notes)
+        assert kept.job.world_size <= 8
+        for axis in ("data", "tensor", "pipeline", "context", "expert"):
+            lost = getattr(planned, axis) > 1 and getattr(layout, axis) == 1
+            assert lost == (f"leaves out {axis}=" in told), planned
+            assert not lost or axis in ("context", "expert"), planned
+        assert layout.zero == planned.zero or layout.data * layout.context == 1
 
 
 def test_parts_with_another_share_than_planned_are_named() -> None:
@@ -164,7 +210,6 @@ def test_what_this_machine_cannot_keep_up_with_is_said() -> None:
 @pytest.mark.parametrize(
     ("fix", "per_node", "settings", "told"),
     [
-        ({"context": 2, "data": 1, "pipeline": 1}, (1, 1), {}, "a plan with context=2 cannot be rehearsed"),
         ({**REPLICAS, "data": 4}, (2, 2), {"world_size": 2}, "world_size=2 is not the 4 devices of the plan"),
         (REPLICAS, (1, 1), {"world_size": True}, "world_size=True is not a number of ranks"),
         (STAGES, (1, 1), {"model": "mlp"}, "model='mlp' is not a transformer"),

@@ -72,6 +72,40 @@ class TestFourExpertRanks(Conformance):
     model = staticmethod(dropping)
 
 
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+class TestZero1(Conformance):
+    strategy = mesh(ss.Zero1(bucket_mb=0.02))
+    cases: ClassVar[list[Case]] = CASES[1:2]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+class TestZero3(Conformance):
+    strategy = mesh("zero-3")
+    cases: ClassVar[list[Case]] = CASES[1:2]
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestZero2(Conformance):
+    strategy = mesh("zero-2")
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestZero3WithoutOtherHolders(Conformance):
+    strategy = mesh("zero-3", expert=4)
+    model = staticmethod(dropping)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestZero1WithoutOtherHolders(Conformance):
+    strategy = mesh("zero-1", expert=4)
+    model = staticmethod(dropping)
+
+
 def job_of(model: Any = dropless, **fields: Any) -> ss.Job:
     fields = {"strategy": mesh(), "world_size": 4, "batch": ss.Batch(16, micro_batch=2), **fields}
     return ss.Job(model=model, data="python-source", steps=2, **fields)
@@ -79,11 +113,11 @@ def job_of(model: Any = dropless, **fields: Any) -> ss.Job:
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("model", [dropless, dropping])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("data", "recompute"), [("ring", "none"), ("ring", "full"), ("zero-3", "full")])
 def test_ranks_send_what_their_recorded_loads_say(
-    pool: RankPool, tmp_path: Path, model: Any, recompute: str
+    pool: RankPool, tmp_path: Path, model: Any, data: str, recompute: str
 ) -> None:
-    job = job_of(model, recompute=recompute)
+    job = job_of(model, strategy=mesh(data), recompute=recompute)
 
     def body(context: RankContext) -> list[dict[str, Any]]:
         trainer = Trainer(job, context, context.events.path.parent)
@@ -110,7 +144,7 @@ def test_ranks_send_what_their_recorded_loads_say(
             assert step["traffic"]["expert:all_to_all"]["sent_bytes"] == num_bytes
 
 
-CHAIN = (mesh(), mesh(expert=4), ss.Strategy("ring"), mesh("tree"))
+CHAIN = (mesh("zero-1"), mesh(expert=4), mesh("zero-3"), ss.Strategy("ring"), mesh("zero-2", 4), mesh("tree"))
 
 
 def _through_degrees(folder: str, context: RankContext) -> list[float | None]:
@@ -159,7 +193,10 @@ def test_a_checkpoint_resumes_under_another_expert_degree(pool: RankPool, tmp_pa
         ({"model": "gpt-nano"}, "model='gpt-nano' has no experts to distribute over strategy.expert=2 ranks"),
         ({"model": "moe-nano", "strategy": mesh(expert=3), "world_size": 3}, "does not divide the 8 experts"),
         ({"model": "moe-nano", "world_size": 3}, "strategy.expert=2 does not divide the 3 data ranks"),
-        ({"model": "moe-nano", "strategy": mesh("zero-1")}, "strategy.data='zero-1' is not available with"),
+        (
+            {"model": "moe-nano", "strategy": mesh(ss.Zero2(replicas=2))},
+            "strategy.data.replicas=2 is not available with strategy.expert=2 yet; leave replicas out",
+        ),
         ({"model": "moe-nano", "compression": "topk"}, "compression='topk' is not available with"),
         (
             {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, tensor=2)},
@@ -172,8 +209,9 @@ def test_what_is_not_available_is_refused_by_its_field(fields: dict[str, Any], m
         job_of(**{"batch": 12, **fields})
 
 
-def test_a_layout_with_an_expert_degree_is_a_job_and_comes_back() -> None:
-    layout = ss.Layout(data=4, expert=2, global_batch=16, micro_batch=2)
+@pytest.mark.parametrize(("zero", "label"), [(0, "ring+expert2"), (3, "zero-3+expert2")])
+def test_a_layout_with_an_expert_degree_is_a_job_and_comes_back(zero: int, label: str) -> None:
+    layout = ss.Layout(data=4, expert=2, zero=zero, global_batch=16, micro_batch=2)
     job = ss.Job(model="moe-nano", data="python-source", layout=layout)
-    assert (job.world_size, job.strategy.label) == (4, "ring+expert2")
-    assert (job.layout().data, job.layout().expert) == (4, 2)
+    assert (job.world_size, job.strategy.label) == (4, label)
+    assert (job.layout().data, job.layout().expert, job.layout().zero) == (4, 2, zero)

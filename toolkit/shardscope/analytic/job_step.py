@@ -40,6 +40,12 @@ class JobStep:
         shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
         follows_passes: Whether the strategy exchanges gradients after passes that a pipeline has run, in the reverse
             order of parameters, instead of during the backward passes of a `DistributedDataParallel`.
+        expert_loads: Fraction of the choices of a rank's tokens that each expert gets, by layer with experts; empty for
+            an even load.
+        flops: FLOPs of a rank's forward pass for one sample, with an even load of experts; 0 if not known.
+        normed: Parameters whose norms the ranks sum, if they share only some parameters of a model whose experts are on
+            different ranks: all of the model's on data ranks, and none on those that have the same experts. None if
+            they share all parameters.
     """
 
     job: Job
@@ -54,6 +60,9 @@ class JobStep:
     sums_layers: bool = False
     shares_host: bool = True
     follows_passes: bool = False
+    expert_loads: tuple[tuple[float, ...], ...] = ()
+    flops: float = 0.0
+    normed: tuple[ParameterRow, ...] | None = None
 
     def slow(self, rank: int) -> float:
         """Return the compute time of a rank relative to the slowest device; at most 1."""
@@ -84,8 +93,8 @@ class JobStep:
 
     @property
     def alike(self) -> JobStep:
-        """The same step on ranks that are all as slow as the slowest device."""
-        return replace(self, slowness=())
+        """The same step on ranks that are all as slow as the slowest device, with an even load of experts."""
+        return replace(self, slowness=(), expert_loads=())
 
     @property
     def world_size(self) -> int:

@@ -305,11 +305,14 @@ class Plans:
                 the emulated devices.
             steps: Number of steps of the job.
             world_size: Largest number of ranks, for a plan with more devices than this machine has cores: the job then
-                keeps the plan's data, tensor and pipeline axes, with smaller degrees. None for the plan's own degrees.
+                keeps the plan's axes, with smaller degrees. None for the plan's own degrees.
+
+        Context and expert axes are kept where jobs can combine them with the other axes, and experts also need a model
+        with experts; otherwise, `Rehearsal.notes` says what is left out and why.
 
         Raises:
-            SpecError: No job corresponds to the layout: it only divides sequences or experts, or offloads; or the
-                cluster cannot be emulated. The message names what to `fix` in the search.
+            SpecError: No job corresponds to the layout, which offloads for example; or the cluster cannot be emulated.
+                The message names what to `fix` in the search.
                 Or the axes need more ranks than `world_size`, the ranking has no such position, or messages and fixed
                 costs alone take longer than `step_s`.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +32,12 @@ from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
 from shardscope.planner.proportions import proportion_notes
+from shardscope.planner.rehearsed_job import Small, kept_job, small_models
 from shardscope.planner.setting import SearchSettings
 from shardscope.prediction.job import predict_job
 from shardscope.prediction.rates import relative_speed
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.step import StepParts, cut, stage_layers, step_time, step_work
+from shardscope.prediction.step.step import StepParts, step_time, step_work
 from shardscope.prediction.traced import traced
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
@@ -45,14 +45,11 @@ from shardscope.spec.divisors import divisors
 from shardscope.spec.job import Job
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import PACED_UP_TO
-from shardscope.spec.models import MODELS, GPTConfig
-from shardscope.spec.partition import even_split
-from shardscope.spec.strategy import Strategy
+from shardscope.spec.models import GPTConfig
 from shardscope.spec.units import flops_text, seconds_text
 
 _BYTES = 4
 """Bytes of one element in the job, which trains in fp32."""
-_DEFAULT = "gpt-nano"
 _MOST_BUSY = 0.5
 """Fraction of this machine's FLOP/s that the emulated devices may need in total without a warning."""
 _EXACT, _TRIES = 1e-6, 8
@@ -94,23 +91,21 @@ def rehearsal_of(
     if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
         raise SpecError(f"step_s={quoted(step_s)} is not a step time; give a number of seconds above 0")
     _check(layout, setting.cluster)
-    here = smaller(layout, layout.num_devices if world_size is None else world_size)
-    if here.num_devices != layout.num_devices and setting.cluster.groups:
-        raise SpecError(
-            f"world_size={world_size} is not the {layout.num_devices} devices of the plan, and on unlike devices each "
-            "rank stands for one of them; leave world_size out"
-        )
-    name, small = _small_model(setting.model.name, model)
     table = Layouts.of([layout])
     planned = step_time(setting.model, table, setting.cluster, setting.calibration)
-    job = Job(
-        model=name, data="python-source", steps=steps, name=f"rehearsal-{name}",
-        layout=here.replace(
-            global_batch=here.data * layout.num_micro_batches, micro_batch=1, precision="fp32",
-            sequence_parallel=layout.sequence_parallel and here.tensor > 1, recompute_layers=0,
-        ),
-        **_stages(setting, table, small, here),
-    )  # fmt: skip
+    smalls = [
+        Small(setting, layout, name, config, steps)
+        for name, config in small_models(setting.model, model).items()
+    ]
+    kept = kept_job(
+        smalls, layout.num_devices if world_size is None else world_size, shrinks=world_size is not None
+    )
+    job, small, left_out = kept.job, kept.small.config, kept.notes
+    if job.world_size != layout.num_devices and setting.cluster.groups:
+        raise SpecError(
+            f"world_size={world_size} is not the {layout.num_devices} devices of the plan, and on unlike devices each "
+            f"rank stands for one of them; leave world_size out{''.join(f' ({each})' for each in left_out)}"
+        )
     planned_s = float(planned.total[0])
     staged, found = _slowed(
         lambda slow: _staged(setting, layout, job, small, planned=planned, slow=slow),
@@ -118,7 +113,12 @@ def rehearsal_of(
         step_s,
         step_s / planned_s,
     )
-    notes = (*staged.notes, *_job_notes(setting, layout, here), *proportion_notes(planned, found))
+    notes = (
+        *staged.notes,
+        *left_out,
+        *_job_notes(setting, layout, job.layout()),
+        *proportion_notes(planned, found),
+    )
     return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
 
 
@@ -186,7 +186,7 @@ def _staged(
 
 
 class _Held(NamedTuple):
-    """The part of the small model that a tensor rank holds, or the whole model, before it is cut into stages."""
+    """The part of the small model that a tensor, context or expert rank computes, before it is cut into stages."""
 
     flops: float
     """FLOPs of a forward and a backward pass of one sequence."""
@@ -194,18 +194,19 @@ class _Held(NamedTuple):
 
 
 def _held(job: Job, small: GPTConfig) -> _Held:
-    flops = float(model_flops(small.transformer(str(job.model)), 1))
-    if job.layout().tensor == 1:
-        return _Held(flops, small.num_params)
-    found = traced(job)
+    flops, found = float(model_flops(small.transformer(str(job.model)), 1)), traced(job)
     return _Held(flops * found.table.flops / found.model.flops, found.table.num_params)
 
 
 def _per_node(here: Layout, planned: Layout, cluster: Cluster) -> int:
-    """Return the number of ranks on a node: as in the cluster, or fewer, which are whole tensor groups."""
+    """Return the number of ranks on a node: as in the cluster, or fewer.
+
+    They are whole tensor and context groups, if those of the plan are.
+    """
     if here.num_devices == planned.num_devices:
         return cluster.per_node
-    group = here.tensor if planned.tensor <= cluster.per_node else 1
+    inner = (planned.tensor, planned.tensor * planned.context), (here.tensor, here.tensor * here.context)
+    group = max((size for whole, size in zip(*inner, strict=True) if whole <= cluster.per_node), default=1)
     sizes = divisors(here.num_devices // group, largest=max(1, cluster.per_node // group))
     several = [size for size in sizes if cluster.nodes == 1 or group * size < here.num_devices]
     return group * max(several, default=1)
@@ -268,11 +269,13 @@ def _speed_note(needed: float) -> Iterator[str]:
 
 
 def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterator[str]:
-    """Yield a sentence for each setting of the plan that the job lacks."""
-    if dropped := _dropped(layout):
-        yield f"The rehearsal leaves out {dropped} of the plan, because it divides neither sequences nor experts."
-    if layout.shard not in {here.shard, layout.data}:
+    """Yield a sentence for each setting of the plan that differs in the job."""
+    if layout.shard not in {here.shard, layout.data * layout.context}:
         yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
+    if layout.num_micro_batches != here.num_micro_batches:
+        yield f"The job has {here.num_micro_batches} micro-batches in a step, and the plan {layout.num_micro_batches}."
+    if layout.virtual_stages != here.virtual_stages:
+        yield f"The job has {here.virtual_stages} stages on a rank, and the plan {layout.virtual_stages}."
     if layout.recompute_layers:
         held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (
@@ -283,11 +286,6 @@ def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterato
 
 def _check(layout: Layout, cluster: Cluster) -> None:
     """Reject layouts without a corresponding job, and clusters that cannot be emulated."""
-    if (dropped := _dropped(layout)) and prod(_kept_degrees(layout).values()) == 1:
-        raise SpecError(
-            f"a plan with {dropped} cannot be rehearsed, because rehearsals divide neither sequences nor "
-            "experts, and it has no other axis; plan with fix={'context': 1, 'expert': 1}"
-        )
     if layout.num_devices == 1:
         raise SpecError(
             "a plan for one device has nothing to rehearse; plan for a cluster with several devices"
@@ -305,96 +303,10 @@ def _check(layout: Layout, cluster: Cluster) -> None:
         )
 
 
-def _dropped(layout: Layout) -> str:
-    """Return the degrees that a rehearsal leaves out, as text; empty if there are none."""
-    degrees = {name: getattr(layout, name) for name in ("context", "expert")}
-    return " and ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1)
-
-
-def _kept_degrees(layout: Layout) -> dict[str, int]:
-    return {name: getattr(layout, name) for name in ("data", "tensor", "pipeline")}
-
-
-def smaller(layout: Layout, world_size: int) -> Layout:
-    """Return the layout on at most `world_size` devices: with the same data, tensor and pipeline axes, but smaller
-    degrees; without context and expert axes, which rehearsals leave out.
-
-    The largest degree is divided by its smallest prime factor, or a prime number replaced with 2, until the layout
-    fits. A degree above 1 stays above 1.
-
-    Raises:
-        SpecError: The axes need more devices, or `world_size` is not a number of ranks.
-
-    Example:
-        >>> small = smaller(Layout(data=16, tensor=8, zero=1), 8)
-        >>> small.data, small.tensor, small.zero
-        (2, 4, 1)
-    """
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise SpecError(f"world_size={quoted(world_size)} is not a number of ranks; give 2 or more")
-    degrees = _kept_degrees(layout)
-    while prod(degrees.values()) > world_size:
-        axis = max(degrees, key=lambda name: (not _is_prime(degrees[name]), degrees[name]))
-        if degrees[axis] <= 2:
-            planned = ", ".join(
-                f"{name}={getattr(layout, name)}" for name, degree in degrees.items() if degree > 1
-            )
-            raise SpecError(
-                f"a plan with {planned} needs {prod(degrees.values())} ranks to keep its axes, not "
-                f"world_size={world_size}; give world_size={prod(degrees.values())}"
-            )
-        degrees[axis] = max(2, *divisors(degrees[axis], largest=degrees[axis] // 2))
-    keeps_groups = degrees["data"] == layout.data and layout.zero > 1 and layout.tensor == 1
-    return layout.replace(**degrees, context=1, expert=1, shard=layout.shard if keeps_groups else 0)
-
-
-def _is_prime(number: int) -> bool:
-    return len(divisors(number)) <= 2
-
-
-def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
-    name = model or (planned if planned in MODELS else _DEFAULT)
-    config = MODELS.get(name) if isinstance(name, str) else None
-    if not isinstance(config, GPTConfig):
-        gpts = ", ".join(repr(each) for each, known in MODELS.items() if isinstance(known, GPTConfig))
-        raise SpecError(f"model={quoted(name)} is not a transformer that a job can train; use one of {gpts}")
-    return name, config
-
-
-def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage of the small model, with embedding and head, divided as in the plan.
-
-    The number of layers that fit in a device's memory is scaled in proportion to the number of layers of the model.
-    """
-    if stages == 1:
-        return ()
-    if small.layers < stages:
-        raise SpecError(
-            f"a model of {small.layers} layers is too small for the plan's {stages} stages; give model='gpt-small' or "
-            f"another model with at least {stages} layers"
-        )
-    blocks = even_split(small.layers, stages)
-    if setting.cluster.groups:
-        found = cut(setting.model, table, setting.cluster, setting.calibration, of_layers=small.layers)
-        if found.stages.any():
-            blocks = stage_layers(found, 0, small.layers)
-    return (1 + blocks[0], *blocks[1:-1], blocks[-1] + 1)
-
-
-def _stages(setting: SearchSettings, table: Layouts, small: GPTConfig, layout: Layout) -> dict[str, Strategy]:
-    """Return the job's strategy if its stages are cut as in the plan; nothing if the layout determines the strategy."""
-    if layout.pipeline == 1 or layout.virtual_stages > 1:
-        return {}
-    split = _split(setting, table, small, layout.pipeline)
-    stages = Strategy("pipeline", schedule=layout.schedule, split=split)
-    is_alone = layout.num_devices == layout.pipeline
-    return {"strategy": stages if is_alone else Strategy("mesh", stages=stages)}
-
-
 def _moved_bytes(job: Job, held: _Held) -> float:
     """Return the bytes that the update of one rank reads and writes, if all ranks update equally many elements."""
     layout = job.layout()
-    parts = layout.pipeline * (layout.data if layout.zero else 1)
+    parts = layout.pipeline * (layout.data * layout.context if layout.zero else 1)
     return job.optimizer.states.moved_bytes_per_param(_BYTES) * held.num_params / parts
 
 
@@ -403,24 +315,30 @@ def _link(
 ) -> tuple[float, float]:
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
-    Pipeline stages send activations, for which the plan assumes no link latency; replicas send gradients; the ranks of
-    a single tensor group sum activations. In a plan with stages and replicas, the rate is that of the messages for
-    which the plan waits longer.
+    Pipeline stages send activations, for which the plan assumes no link latency; replicas send gradients; ranks of a
+    context, expert or tensor group send activations. In a plan with several axes, the rate is that of the messages for
+    which the plan waits longest; those of a tensor group stay in a node, unless there is no other axis.
     """
     model, cluster, calibration = setting
     machine = Machine.of(cluster, calibration, layout.precision)
-    waits_for_stages = layout.data == 1 or planned.pipeline_comm[0] >= planned.data_comm[0]
-    if layout.pipeline > 1 and waits_for_stages:
-        there: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
-        here, latency_s = small.seq * small.hidden * _BYTES, 0.0
-        rate = cluster.inter.bandwidth * calibration.pipeline_efficiency
+    waits = {
+        "pipeline": planned.pipeline_comm, "data": planned.data_comm, "context": planned.context_comm,
+        "expert": planned.expert_comm,
+    }  # fmt: skip
+    degrees = {**{name: getattr(layout, name) for name in waits}, "data": layout.data * layout.context}
+    axis = max(
+        (name for name in waits if degrees[name] > 1),
+        key=lambda name: float(waits[name][0]),
+        default="tensor",
+    )
+    there: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+    here = small.seq * small.hidden * _BYTES
+    if axis == "pipeline":
+        rate, latency_s = cluster.inter.bandwidth * calibration.pipeline_efficiency, 0.0
     else:
+        group, stride = (layout.tensor, 1) if axis == "tensor" else (degrees[axis], layout.tensor)
+        rate, latency_s = map(float, machine.link(group, stride))
+    if axis == "data":
         there = model.num_params * known_recipe(layout.precision).gradient / layout.tensor
         here = held.num_params * _BYTES
-        found, latency = machine.link(layout.data, layout.tensor)
-        if layout.data == 1:
-            there = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
-            here = small.seq * small.hidden * _BYTES
-            found, latency = machine.link(layout.tensor, 1)
-        rate, latency_s = float(found), float(latency)
     return rate * (here / there) / slow / PAYLOAD, latency_s * slow

@@ -28,6 +28,7 @@ from shardscope.calibration.spread import Floats, Widened, widened
 from shardscope.errors import SpecError, require
 from shardscope.machine import Place, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.expert_loads import with_loads
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import held_at_once, kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import (
@@ -148,6 +149,18 @@ class JobPrediction(Shown, Budgeted):
             number: Number of the step, from 1.
         """
         return replace(self, step=replace(self.step, number=number, is_usual=False))
+
+    def with_expert_loads(self, loads: Sequence[Sequence[float]]) -> JobPrediction:
+        """Return the prediction for ranks whose experts are not equally busy. Memory stays that of an even load.
+
+        Args:
+            loads: Fraction of the choices of tokens that each expert gets and keeps, by layer with experts, or one row
+                for all layers.
+
+        Raises:
+            SpecError: The job has no expert axis, or the loads do not fit its layers and experts.
+        """
+        return replace(self, step=with_loads(self.step, self.found, loads))
 
     @cached_property
     def kinds(self) -> dict[str, Any]:

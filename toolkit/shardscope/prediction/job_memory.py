@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
-from shardscope.analytic.memory.fully_sharded import gathered_peak
+from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
-from shardscope.analytic.memory.module import saved_and_gathered
+from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
 from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
-from shardscope.analytic.stage_trace import rank_traces
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
@@ -194,22 +193,24 @@ def _gathered(step: JobStep) -> list[float]:
     stage = step.job.strategy.held_stage
     if stage is None or stage < 2:
         return [0.0] * step.world_size
-    shards, width = _shards(step.job), step.element_bytes
+    cut = _cut(step, stage)
     along = step.job.strategy.pipeline_step(step)
-    parts = [step.trace]
-    if along is not None:
-        parts = (
-            rank_traces(step.trace, cast("Pipeline", along.job.strategy).stages(along))
-            if step.trace.pieces
-            else []
+    if along is None:
+        sizes = gathered_sizes(step.trace, recompute=step.job.recompute, sharding=cut)
+        found = [gathered_peak(sizes, stage=stage)]
+    elif step.trace.pieces:
+        stages = cast("Pipeline", along.job.strategy).stages(along)
+        found = gathered_in_stages(
+            step.trace, stages, stage=stage, ranks=cut.ranks, element_bytes=cut.element_bytes
         )
-    found = [gathered_peak(part, stage=stage, ranks=shards, element_bytes=width) for part in parts] or [0.0]
+    else:
+        found = [0.0]
     return [each for each in found for _ in range(step.world_size // len(found))]
 
 
 def _saved_and_gathered(step: JobStep, stage: int) -> npt.NDArray[np.float64]:
     """Return the maximum sum of bytes of activations and gathered parameters, which peak at different moments."""
-    cut = Sharding(stage, _shards(step.job), 0, 0.0, step.element_bytes)
+    cut = _cut(step, stage)
     sizes = [samples.micro_batch for samples in samples_by_rank(step)]
     found = {
         size: saved_and_gathered(step.trace, batch=size, recompute=step.job.recompute, sharding=cut)
@@ -232,7 +233,7 @@ def _by_moments(  # noqa: PLR0917
 ) -> Term:
     """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
     job, sharing = step.job, step.job.strategy.of_data
-    stage = job.strategy.held_stage
+    stage, experts = job.strategy.held_stage, _expert_ranks(job)
     assert stage is not None
     held = module_memory(
         found.table, batch=samples.micro_batch, data_bytes=found.sample_bytes * samples.step / samples.micro_batch,
@@ -241,15 +242,21 @@ def _by_moments(  # noqa: PLR0917
         bucket_mb=getattr(sharing, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
         late_gradients=_late_gradients(step),
-        shares_buffers=isinstance(sharing, FullyShardedStrategy) and sharing.may_share_buffers(step),
+        shares_buffers=experts is None
+        and isinstance(sharing, FullyShardedStrategy)
+        and sharing.may_share_buffers(step),
+        expert_ranks=experts,
     )  # fmt: skip
     moving = held.moving
     if (
         stage == 1 and states is not None
     ):  # its gradients are in buckets, whole, or in shards of the rank's own
         moving += float(states.gradients[rank]) - held.gradients
+    parameters = held.parameters + held.buffers
+    if experts is not None and states is not None:
+        parameters = float(states.parameters[rank])
     return _sum(
-        ("parameters", held.parameters + held.buffers, _STATES),
+        ("parameters", parameters, _STATES),
         ("optimizer", held.optimizer if states is None else float(states.optimizer[rank]), _STATES),
         ("activations at the peak", held.alive, _TRACE),
         ("gradients and gathered at the peak", moving, _STATES),
@@ -263,8 +270,8 @@ def _late_gradients(step: JobStep) -> list[float]:
     """Return the bytes of each unit's gradients that are in no bucket, unlike others: those of experts on different
     ranks. Empty if there are none, or if an earlier micro-batch has computed them.
     """
-    degrees = step.job.strategy.degrees(step.world_size) or {}
-    if degrees.get("expert", 1) == 1 or step.micro_batches > 1:
+    ranks, stage = _expert_ranks(step.job), step.job.strategy.held_stage or 0
+    if ranks is None or step.micro_batches > 1 or stage > 1 or (stage == 1 and ranks > 1):
         return []
     found = [0.0] * len(step.trace.units)
     for row in step.trained:
@@ -275,6 +282,19 @@ def _late_gradients(step: JobStep) -> list[float]:
 def _kept(step: JobStep) -> OptimizerStates:
     """Return the size of the optimizer's state; on GPUs, layer-wise optimizers keep no buffers between steps."""
     return step.kept._replace(buffers_updates=False) if step.is_on_gpus else step.kept
+
+
+def _expert_ranks(job: Job) -> int | None:
+    """Return the number of ranks that hold the same experts; None if all ranks hold all of them."""
+    experts = (job.strategy.degrees(job.world_size) or {}).get("expert", 1)
+    return None if experts == 1 else job.num_state_ranks // int(experts)
+
+
+def _cut(step: JobStep, stage: int) -> Sharding:
+    """Return how parameters are sharded in ZeRO stages 2 and 3."""
+    return Sharding(
+        stage, _shards(step.job), 0, 0.0, step.element_bytes, expert_ranks=_expert_ranks(step.job)
+    )
 
 
 def _shards(job: Job) -> int:

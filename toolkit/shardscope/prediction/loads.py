@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import Backend, JobStep
@@ -117,7 +118,9 @@ def rank_updates(step: JobStep) -> list[float]:
         parts = [1 / (step.job.num_state_ranks if strategy.zero_stage else 1)] * step.world_size
     else:
         parts = [share / sum(shares) for share in shares]
-    work = strategy.work(step)  # a server that computes no passes updates whole parameters
+    work = strategy.work(
+        replace(step, expert_loads=())
+    )  # a server that computes no passes updates whole parameters
     held = [min(1.0, each.computing / step.slow(rank)) or 1.0 for rank, each in enumerate(work)]
     return [
         part * held[rank] * step.slow_update(rank) * (rank in updating) for rank, part in enumerate(parts)

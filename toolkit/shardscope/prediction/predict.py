@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import overload
 
 from shardscope.calibration.host_calibration import AnyCalibration
@@ -25,6 +26,7 @@ def predict(
     *,
     calibration: AnyCalibration | None = None,
     software: str | None = None,
+    expert_loads: Sequence[Sequence[float]] | None = None,
 ) -> JobPrediction: ...
 @overload
 def predict(
@@ -42,6 +44,7 @@ def predict(
     calibration: AnyCalibration | None = None,
     *,
     software: str | None = None,
+    expert_loads: Sequence[Sequence[float]] | None = None,
 ) -> JobPrediction | Prediction | ObservedPrediction:
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
@@ -60,6 +63,9 @@ def predict(
             ``"fsdp2"``: it determines constants and memory. None for the calibration's software, or else the
             software that the layout suggests: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core
             otherwise. Jobs run on plain PyTorch.
+        expert_loads: Fraction of the choices of tokens that each expert gets and keeps, by layer with experts, or one
+            row for all layers, for a job with an expert axis: the step then waits for the rank with the fullest
+            experts. ``run.reduced().experts.loads`` has those of a run. None for an even load.
 
     Example:
         >>> import shardscope as ss
@@ -92,7 +98,10 @@ def predict(
             raise SpecError(
                 "layout has no effect on a job, whose strategy determines job.layout(); omit it, or give a Transformer"
             )
-        return predict_job(known, cluster, calibration, software=software)
+        found = predict_job(known, cluster, calibration, software=software)
+        return found if expert_loads is None else found.with_expert_loads(expert_loads)
+    if expert_loads is not None:
+        raise SpecError("expert_loads has no effect on a layout; omit it, or give a job with an expert axis")
     if not isinstance(layout, Layout):
         require(layout, Layout, by="predict", write="ss.Layout(...)")
     assert isinstance(known, Transformer)

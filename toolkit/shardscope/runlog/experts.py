@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -102,6 +103,21 @@ class ExpertLog:
         """Discard what was recorded after `step`, from which training continues."""
         self.newest = {number: each for number, each in self.newest.items() if number <= step}
         self.figures = {number: each for number, each in self.figures.items() if number <= step}
+
+    @property
+    def loads(self) -> tuple[tuple[float, ...], ...]:
+        """Fraction of the choices that each expert got and kept in the newest steps, by layer; empty without steps."""
+        if not self.newest:
+            return ()
+        total = list(self.newest.values())
+        whole = [
+            reduce(_sum, (each.assigned for each in total)),
+            reduce(_sum, (each.dropped for each in total)),
+        ]
+        return tuple(
+            tuple((got - lost) / max(1, sum(assigned)) for got, lost in zip(assigned, dropped, strict=True))
+            for assigned, dropped in zip(*whole, strict=True)
+        )
 
     @property
     def recent(self) -> ExpertFigures | None:

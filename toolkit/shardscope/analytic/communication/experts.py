@@ -15,9 +15,10 @@ _COUNT_BYTES = 8
 
 
 class AllToAlls(NamedTuple):
-    """Bytes that each rank of an expert group sends in each all-to-all of layers with experts; arrays by rank.
+    """Bytes that each rank of an expert group sends to each in each all-to-all of layers with experts.
 
-    The first three are those of a forward pass, the last two those of a backward pass.
+    Arrays of shape `(ranks, ranks)`, by sender and receiver, in which no rank sends to itself. The first three are
+    those of a forward pass, the last two those of a backward pass.
     """
 
     counts: Ints
@@ -39,7 +40,7 @@ def all_to_alls(
     element_bytes: int,
     output_bytes: int | None = None,
 ) -> AllToAlls:
-    """Return the bytes that each rank of an expert group sends in the all-to-alls of one layer and micro-batch.
+    """Return the bytes that ranks of an expert group send in the all-to-alls of one layer and micro-batch.
 
     A token goes to the ranks of its experts and its outputs come back; in the backward pass, the gradients take the
     same ways (GShard, arXiv 2006.16668, section 3.3).
@@ -55,9 +56,8 @@ def all_to_alls(
     between = sent.reshape(ranks, ranks, -1).sum(-1)  # tokens from a rank to a rank
     away = between - np.diag(np.diag(between))
     there, back = hidden * element_bytes, hidden * (output_bytes or element_bytes)
-    leaving, arriving = away.sum(1), away.sum(0)
-    counts = np.full(ranks, (ranks - 1) * experts // ranks * _COUNT_BYTES)
-    return AllToAlls(counts, leaving * there, arriving * back, leaving * back, arriving * there)
+    counts = experts // ranks * _COUNT_BYTES * (1 - np.eye(ranks, dtype=np.int64))
+    return AllToAlls(counts, away * there, away.T * back, away * back, away.T * there)
 
 
 def all_to_all_bytes(
@@ -89,4 +89,4 @@ def all_to_all_bytes(
     each = all_to_alls(sent.sum(1), hidden=hidden, element_bytes=element_bytes, output_bytes=output_bytes)
     told = each.counts * sent.shape[1] * micro_batches
     forward = forward_passes * (told + each.tokens + each.outputs)
-    return np.asarray(forward + each.of_outputs + each.of_tokens)
+    return np.asarray((forward + each.of_outputs + each.of_tokens).sum(1))

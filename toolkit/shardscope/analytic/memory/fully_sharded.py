@@ -16,13 +16,15 @@ parameters, each padded along its first dimension to a multiple of the number of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.expert_trace import layer_numbers, part_of
 from shardscope.analytic.sharding import padded_elements
-from shardscope.spec.model.step import StepTrace
+from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 if TYPE_CHECKING:
     from shardscope.analytic.memory.module import Moments
@@ -47,6 +49,31 @@ def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
         units.gathered[row.unit] += size
         units.reduced[row.unit] += size * row.is_trained
     return units
+
+
+def units_with_experts(
+    step: StepTrace, ranks: int, expert_ranks: int, element_bytes: int, *, at_once: bool
+) -> tuple[Units, Units]:
+    """Return the sizes of the units without experts, and those of the experts in them, which are units of their own.
+
+    Args:
+        step: The traced step.
+        ranks: Number of ranks over which a unit is sharded.
+        expert_ranks: Number of ranks over which experts are sharded; with 1, they are not gathered.
+        element_bytes: Bytes of one parameter.
+        at_once: Whether all linear layers of a unit's experts are gathered at the same time, and not one at a time.
+    """
+    dense, experts = (part_of(step, of_experts=of_experts) for of_experts in (False, True))
+    apart = units_of(dense, ranks, element_bytes), units_of(experts, expert_ranks, element_bytes)
+    gathered = apart[1].gathered
+    if expert_ranks == 1:
+        gathered = np.zeros_like(gathered)
+    elif not at_once:
+        layers = np.zeros((len(step.units), 1 + len(experts.parameters)))
+        for row, number in zip(experts.parameters, layer_numbers(experts.parameters), strict=True):
+            layers[row.unit, number] += element_bytes * padded_elements(row.shape, expert_ranks)
+        gathered = layers.max(axis=1)
+    return apart[0], apart[1]._replace(gathered=gathered)
 
 
 def unsharded_bytes(
@@ -77,19 +104,46 @@ def unsharded_bytes(
     return held if shares_buffers else held + _gathering(moments, units.gathered, stage)
 
 
-def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int) -> float:
+def gathered_peak(sizes: Floats, *, stage: int) -> float:
     """Return the peak bytes of gathered parameters on a rank, without the flat buffers from which they are copied.
 
     In stage 2, all units are gathered at the peak; in stage 3, the root unit and the largest other unit.
 
     Args:
-        step: A traced step.
+        sizes: Bytes of each unit's parameters, with unit 0 first; see `gathered_sizes`.
+        stage: ZeRO stage, 2 or 3.
+    """
+    root, *others = sizes.tolist()
+    return float(root + (sum(others) if stage == 2 else max(others, default=0.0)))
+
+
+def gathered_in_stages(
+    step: StepTrace,
+    stages: Sequence[tuple[int, Sequence[PipelinePiece]]],
+    *,
+    stage: int,
+    ranks: int,
+    element_bytes: int,
+) -> list[float]:
+    """Return the peak bytes of gathered parameters on each rank of a pipeline, as `gathered_peak`.
+
+    A backward pass gathers all units of a pipeline stage, and the reduction of their gradients after it frees them. In
+    ZeRO stage 2, a rank keeps those of all its pipeline stages.
+
+    Args:
+        step: Trace of the whole model.
+        stages: The rank and the layers of each pipeline stage, in order.
         stage: ZeRO stage, 2 or 3.
         ranks: N, the number of ranks over which a unit is sharded.
         element_bytes: Bytes of one parameter.
     """
-    root, *others = units_of(step, ranks, element_bytes).gathered.tolist()
-    return float(root + (sum(others) if stage == 2 else max(others, default=0.0)))
+    sizes: dict[int, list[float]] = {}
+    for rank, pieces in stages:
+        used = {place for piece in pieces for place in piece.parameters}
+        rows = [step.parameters[place] for place in used]
+        size = sum(padded_elements(row.shape, ranks) for row in rows if row.shape)
+        sizes.setdefault(rank, []).append(float(element_bytes * size))
+    return [sum(sizes[rank]) if stage == 2 else max(sizes[rank]) for rank in sorted(sizes)]
 
 
 def gathered_tensors(moments: Moments, sizes: Floats, stage: int) -> Floats:

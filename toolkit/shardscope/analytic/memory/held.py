@@ -64,6 +64,8 @@ class Sharding(NamedTuple):
     """Whether stage 1 pads its buckets so that all ranks get equal shards, as compression and backends require."""
     shares: Shares = None
     """Relative sizes of the ranks' shards, in stage 1; None for equal shards."""
+    expert_ranks: int | None = None
+    """Number of ranks over which experts are sharded, in stages 2 and 3, if it is another one."""
 
     @property
     def keeps_gradients(self) -> bool:

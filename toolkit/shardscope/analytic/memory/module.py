@@ -37,7 +37,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.fully_sharded import gathered_tensors, units_of, unsharded_bytes
+from shardscope.analytic.memory.fully_sharded import (
+    Units,
+    gathered_tensors,
+    units_of,
+    units_with_experts,
+    unsharded_bytes,
+)
 from shardscope.analytic.memory.held import ELEMENT_BYTES, Sharding, check_sharding, held_of, not_traced
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates
@@ -203,6 +209,7 @@ def module_memory(
     element_bytes: int = ELEMENT_BYTES,
     late_gradients: Sequence[float] = (),
     shares_buffers: bool = False,
+    expert_ranks: int | None = None,
 ) -> ModuleMemory:
     """Return the memory of one training step on one of `data_parallel` devices.
 
@@ -229,6 +236,7 @@ def module_memory(
             them, in stage 0; empty if all are in buckets.
         shares_buffers: Whether ranks exchange units in shared buffers, in stages 2 and 3, whose bytes are counted
             separately.
+        expert_ranks: Number of devices over which experts are sharded, in stages 2 and 3, if it is another one.
 
     Raises:
         SpecError: An argument is out of range, or needs a traced step that the table does not have.
@@ -241,7 +249,7 @@ def module_memory(
     """
     if batch < 1:
         raise SpecError(f"batch={batch} is too small; give at least 1 sample")
-    sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb, element_bytes)
+    sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb, element_bytes, expert_ranks=expert_ranks)
     check_sharding(sharding)
     held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute, element_bytes)
     alive, saved = batch * moments.activations, table.step.saved_bytes.get(recompute) if table.step else None
@@ -250,7 +258,9 @@ def module_memory(
         scores = _scores_bytes(table) if scores_bytes is None else scores_bytes
         alive += (batch * AT_THE_LOSS * scores + LOSS_BYTES) * at_loss
         saved = float(moments.activations[at_loss][0]) + scores + LOSS_BYTES / batch
-    whole = _of_parameters(table, moments, sharding, accumulates=accumulates, shares=shares_buffers)
+    whole = _of_parameters(
+        table, moments, sharding, recompute=recompute, accumulates=accumulates, shares=shares_buffers
+    )
     if late_gradients:
         late = np.asarray(late_gradients)
         whole = whole - late.sum() + moments.at_most_in_place(late)
@@ -276,12 +286,39 @@ def saved_and_gathered(step: StepTrace, *, batch: float, recompute: str, shardin
         sharding: How the model is sharded.
     """
     moments = _traced(step, recompute, sharding.element_bytes)
-    sizes = units_of(step, sharding.ranks, sharding.element_bytes).gathered
+    sizes = gathered_sizes(step, recompute=recompute, sharding=sharding)
     return float((batch * moments.saved + gathered_tensors(moments, sizes, sharding.stage)).max())
 
 
+def gathered_sizes(step: StepTrace, *, recompute: str, sharding: Sharding) -> Floats:
+    """Return the most bytes of each unit's parameters that are gathered at once, with unit 0 first; see
+    `saved_and_gathered`.
+    """
+    return np.asarray(sum(units.gathered for units, _ in _units(step, recompute, sharding)))
+
+
+def _units(step: StepTrace, recompute: str, sharding: Sharding) -> list[tuple[Units, int]]:
+    """Return the sizes of units, and the number of ranks over which they are sharded; those of experts apart."""
+    ranks, width = sharding.ranks, sharding.element_bytes
+    if sharding.expert_ranks is None:
+        return [(units_of(step, ranks, width), ranks)]
+    at_once = sharding.stage == _KEEPS_GATHERED or recompute == "full"
+    dense, experts = units_with_experts(step, ranks, sharding.expert_ranks, width, at_once=at_once)
+    return [(dense, ranks), (experts, sharding.expert_ranks)]
+
+
+_KEEPS_GATHERED = 2
+"""ZeRO stage that keeps units gathered."""
+
+
 def _of_parameters(
-    table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool, shares: bool
+    table: LayerTable,
+    moments: Moments,
+    sharding: Sharding,
+    *,
+    recompute: str,
+    accumulates: bool,
+    shares: bool,
 ) -> Floats:
     """Return the bytes of parameter gradients and gathered parameters at each moment."""
     if sharding.stage < 2:
@@ -289,15 +326,13 @@ def _of_parameters(
         whole: Floats = moments.arriving + (moments.unit_gradients.sum() if keeps else moments.in_place)
         return whole
     assert table.step is not None
-    units = units_of(table.step, sharding.ranks, sharding.element_bytes)
-    return unsharded_bytes(
-        moments,
-        units,
-        stage=sharding.stage,
-        ranks=sharding.ranks,
-        accumulates=accumulates,
-        shares_buffers=shares,
-    )
+    held = [
+        unsharded_bytes(
+            moments, units, stage=sharding.stage, ranks=ranks, accumulates=accumulates, shares_buffers=shares
+        )
+        for units, ranks in _units(table.step, recompute, sharding)
+    ]
+    return np.asarray(sum(held))
 
 
 def _scores_bytes(table: LayerTable) -> float:

@@ -37,7 +37,7 @@ from shardscope.runtime.record.launch_prediction import BUSY, LaunchConstants, L
 from shardscope.runtime.record.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
-from shardscope.spec.units import plural
+from shardscope.spec.units import plural, seconds_text
 
 _NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
 _OF_LOADS = (
@@ -45,6 +45,7 @@ _OF_LOADS = (
     "load, in which the busiest expert of a layer got {imbalance:.2f} times as many tokens, mean over layers and the "
     "newest steps."
 )
+_OF_OWN_LOADS = "With the run's own load, a step is predicted to take {time}."
 _OWN_FUNCTIONS = (
     "This run has functions of your own, which are called only at your request: ss.compare(run) calls "
     "them and compares the run, in the session that defines them."
@@ -163,6 +164,9 @@ def _compared(
         notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")
     if log.experts.recent is not None and TOKENS in (prediction.traffic or {}):
         notes.append(_OF_LOADS.format(name=TOKENS, imbalance=log.experts.recent.imbalance))
+        if isinstance(prediction, JobPrediction):
+            own_s = prediction.with_expert_loads(log.experts.loads).step_time_s
+            notes += [] if own_s is None else [_OF_OWN_LOADS.format(time=seconds_text(own_s))]
     where = "this machine"
     per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):

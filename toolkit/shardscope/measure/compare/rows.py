@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -507,10 +508,17 @@ def _memory(
 
 
 def _times(simulation: Simulation, rows: Iterable[ComparedTerm], per: str) -> dict[tuple[str, str], float]:
-    """Return the seconds of each part of the step; a part that the simulation does not have takes no time."""
+    """Return the seconds of each part of the step; a part that the simulation does not have takes no time.
+
+    An axis of a mesh takes as long as its collectives together.
+    """
     terms = {term.name: term.value for term in reversed(list(simulation.time.walk()))}
+    own = [row for row in rows if row.group == "time"]
+    sums: dict[str, float] = defaultdict(float)
+    for row in own:
+        if row.part_of:
+            sums[row.part_of] += terms.get(row.term, 0.0)
     return {
-        ("time", row.term): terms["step"] if row.term == per else terms.get(row.term, 0.0)
-        for row in rows
-        if row.group == "time"
+        ("time", row.term): terms["step"] if row.term == per else terms.get(row.term, sums.get(row.term, 0.0))
+        for row in own
     }

@@ -162,6 +162,10 @@ class FullyShardedStrategy(ZeroStrategy):
         """Return the number of times that all parameters are all-gathered in one step."""
         raise NotImplementedError
 
+    def _prefetches(self, step: JobStep) -> bool:
+        """Return whether a unit is gathered during the pass of the one before it."""
+        return step.normed is None and not self.may_share_buffers(step)
+
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of all sharding units, and of the backend's all-reduces of norms and scalar parameters."""
         from shardscope.analytic.communication import fully_sharded_traffic
@@ -174,7 +178,7 @@ class FullyShardedStrategy(ZeroStrategy):
             gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
             reduced=[shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
             idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
-            prefetches=not self.may_share_buffers(step),
+            prefetches=self._prefetches(step),
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
@@ -198,7 +202,7 @@ class FullyShardedStrategy(ZeroStrategy):
         units = self._units(step)
         plan = ShardedPlan(
             step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches,
-            prefetches=not self.may_share_buffers(step),
+            prefetches=self._prefetches(step),
         )  # fmt: skip
         exchanges = plan.exchanges(
             [shapes_of(rows) for rows in units.values()],
@@ -211,7 +215,9 @@ class FullyShardedStrategy(ZeroStrategy):
         norms = norm_traffic(step, among=step.world_size // self.replicas)
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
-    def why_ring(self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool) -> str:
+    def why_ring(
+        self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool, has_experts: bool = False
+    ) -> str:
         """Return the reason why shards must be sent around a ring; empty if ranks of a host may share their memory.
 
         FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
@@ -220,12 +226,14 @@ class FullyShardedStrategy(ZeroStrategy):
             is_delayed: Whether messages are delayed, to emulate a link.
             is_compressed: Whether gradients are compressed.
             has_frozen_units: Whether a unit that runs has no trainable parameter.
+            has_experts: Whether experts are sharded over other ranks than the rest of the model.
         """
         reasons = {
             "the job's messages are delayed": is_delayed,
             "gradients are compressed": is_compressed,
             "the model has replicas": self.replicas > 1,
             "layers are frozen": has_frozen_units,
+            "ranks have different experts": has_experts,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -244,6 +252,7 @@ class FullyShardedStrategy(ZeroStrategy):
             is_delayed=job.link is not None,
             is_compressed=job.compression.is_on,
             has_frozen_units=not all(any(row.is_trained for row in rows) for rows in running),
+            has_experts=step.normed is not None,
         )
         return step.shares_host and can_share_memory() and not needs_ring
 
@@ -308,7 +317,9 @@ def norm_traffic(
     from shardscope.analytic.communication.traffic import by_backend, repeated
 
     world_size = ranks or step.world_size
-    sums = step.job.optimizer.norm_sums([len(row.shape) for row in step.trained])
+    if step.normed == ():
+        return
+    sums = step.job.optimizer.norm_sums([len(row.shape) for row in step.normed or step.trained])
     numbers = [int(step.job.clip_norm is not None), sums.of_gradient, sums.of_layers if of_layers else 0]
     for count in filter(None, numbers):
         inside = by_backend("all_reduce", 8 * count, among or world_size, backend=step.backend)

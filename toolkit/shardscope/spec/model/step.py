@@ -88,6 +88,17 @@ class PipelinePiece(Spec):
     """Indices of the buffers that the layer uses."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
     """The part of `StepTrace.messages` that the layer's own passes call."""
+    recompute: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
+    """By recomputation mode other than ``none``, for one sample: bytes that the layer saves for the backward pass, and
+    the bytes by which they grow in that pass, at most."""
+
+    def saved(self, mode: str) -> float:
+        """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
+        return self.recompute.get(mode, (self.stored_bytes, 0.0))[0]
+
+    def recomputed(self, mode: str) -> float:
+        """Return the bytes by which the saved bytes grow in the backward pass, for one sample."""
+        return self.recompute.get(mode, (self.stored_bytes, 0.0))[1]
 
 
 class StepTrace(Spec):
@@ -135,8 +146,9 @@ class StepTrace(Spec):
 
     @property
     def running(self) -> set[int]:
-        """Indices of the units that the forward pass runs, including unit 0."""
-        return {0, *(moment.unit for moment in self.moments.get("none", ()))}
+        """Indices of the units that the forward pass runs, including unit 0; all units if no moments are known."""
+        moments = self.moments.get("none", ())
+        return {0, *(moment.unit for moment in moments)} if moments else {*range(len(self.units))}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -109,6 +109,8 @@ class RankStrategy(ABC):
     loss_weights: Sequence[float] | None = None
     """Factor of the loss of each micro-batch in this step, so that the mean over ranks is the mean over the batch (see
     `BatchWeights`); None if micro-batches have equal weights and the rank's weight is `sample_weight`."""
+    roots: Sequence[nn.Module] = ()
+    """The modules that hold adopted parameters (see `adopt`), which need not be part of the model."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -172,10 +174,16 @@ class RankStrategy(ABC):
 
     def _leave_out_experts(self, model: nn.Module, of_experts: RankStrategy) -> None:
         """Let another strategy average the gradients of divided parameters."""
-        assert self.tensor_split is not None
-        named = [each for each in model.named_parameters() if each[0] in self.tensor_split.cuts]
+        own = {name for name, _ in self.own_parameters(model)}
+        named = [each for each in model.named_parameters() if each[0] not in own]
         _compat.leave_out_of_ddp(model, [name for name, _ in named])
-        of_experts.adopt(model, [], named)
+        holders = dict.fromkeys(model.get_submodule(name.rpartition(".")[0]) for name, _ in named)
+        of_experts.adopt(model, [*holders], named)
+
+    def own_parameters(self, model: nn.Module) -> list[Named]:
+        """Return the parameters of a model that the ranks of this axis share: all but those of `of_experts`."""
+        left = self.tensor_split.cuts if self.of_experts is not None and self.tensor_split is not None else ()
+        return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
 
     def _finish_experts(self, of_experts: RankStrategy) -> None:
         """Average the gradients of experts over all data ranks; a rank has a sum over those that sent it tokens."""
@@ -196,6 +204,7 @@ class RankStrategy(ABC):
             named: The parameters to take, by name, in the model's order.
         """
         self.model = self.module = model
+        self.roots = roots
         self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
         if self.context.group is None:
             return
@@ -250,8 +259,8 @@ class RankStrategy(ABC):
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
         split = self.tensor_split
-        if split is None:
-            return
+        if split is None or (self.of_experts is not None and self.reduce_grad_square is not None):
+            return  # sums over all data ranks include the shards of all experts
         self.reduce_squares = split.layer_sums(self.reduce_squares)
         self.reduce_grad_square = split.grad_sum(self.reduce_grad_square)
         self.precision.share_overflow = split.largest(self.precision.share_overflow)
@@ -349,6 +358,8 @@ class RankStrategy(ABC):
 
     def close(self) -> None:
         """Stop the threads that the strategy has started."""
+        if self.of_experts is not None:
+            self.of_experts.close()
 
     def no_exchange(self) -> AbstractContextManager[None]:
         """Return a context manager for the backward passes of all micro-batches but the last.
@@ -379,6 +390,8 @@ class RankStrategy(ABC):
     ) -> StepResult:
         """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `loss_weights`."""
         self.begin_step(optimizer, len(micro_batches))
+        if self.of_experts is not None:
+            self.of_experts.begin_step(optimizer, len(micro_batches))
         if self.noise is not None:
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
@@ -392,6 +405,8 @@ class RankStrategy(ABC):
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         self.end_step(skipped=skipped)
+        if self.of_experts is not None:
+            self.of_experts.end_step(skipped=skipped)
         alike = self.same_samples
         counts = alike is None or not alike.rank  # ranks of a tensor group have the same loss
         return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)
@@ -466,6 +481,8 @@ class RankStrategy(ABC):
 
     def free_gathered(self) -> None:
         """Free what passes without a backward pass have gathered."""
+        if self.of_experts is not None:
+            self.of_experts.free_gathered()
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
@@ -504,7 +521,7 @@ class RankStrategy(ABC):
         backward pass. For tensors that are freed before the next sample, the strategy must call ``self.memory.hold``
         when it allocates them.
         """
-        held = held_by_default(self.model, optimizer)
+        held = held_by_default(self.model, optimizer, self.roots)
         kept = [] if self.compressor is None else self.compressor.work_space
         if self.of_experts is not None:
             kept = [*kept, *self.of_experts.held(optimizer)["buffers"]]  # a tensor in both counts once

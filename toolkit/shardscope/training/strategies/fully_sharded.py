@@ -18,7 +18,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from shardscope.errors import SpecError
+from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.training._compat import (
     FsdpUnit,
     fsdp_modules,
@@ -104,9 +105,12 @@ class FullySharded(Partitioned):
     is_adopted = False
     """Whether another object runs the passes, possibly those of several micro-batches in turn."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def setup(self, model: nn.Module) -> nn.Module:
         self.read_outside = self._find_reads(model)
-        self._shard([model], {name for name, _ in model.named_parameters()})
+        return super().setup(model)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._shard([model], {name for name, _ in self.own_parameters(model)})
         return model
 
     def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
@@ -192,14 +196,15 @@ class FullySharded(Partitioned):
         }
         left = {p for p in root.parameters() if p not in cut}
         names = {module: name for name, module in self.model.named_modules()}
-        for module in [*units_of(root, besides=self.read_outside), root]:
+        made = dict.fromkeys([*units_of(root, besides=self.read_outside), root])
+        for module in made:
             boundary = UnitBoundary(names.get(module) or ROOT, module, self.name)
             fully_shard(
                 module, mesh=mesh, reshard_after_forward=not self.keeps_gathered, offload_policy=policy,
                 ignored_params=left,
             )  # fmt: skip
             boundary.surround()
-        return [(names.get(m) or ROOT, m) for m in root.modules() if isinstance(m, FSDPModule)]
+        return [(names.get(m) or ROOT, m) for m in root.modules() if m in made and isinstance(m, FSDPModule)]
 
     def _find_reads(self, model: nn.Module) -> list[str]:
         """Return the blocks that cannot be sharding units: those whose parameters any rank reads outside the block."""
@@ -237,10 +242,12 @@ class FullySharded(Partitioned):
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return the collectives in shared memory; None if the job needs messages, or the ranks share no memory."""
         units = [group for unit in self.roots for group in fsdp_units(unit)]
+        has_experts = self.of_experts is not None or self.context.axis == EXPERT_DATA
         self.why_ring = self.settings.why_ring(
             is_delayed=self.job.link is not None or self.context.is_paced,
             is_compressed=self.compressor is not None,
             has_frozen_units=not all(any(p.requires_grad for p in unit.parameters) for unit in units),
+            has_experts=has_experts,
         )
         if not self.context.shares_memory or self.why_ring:
             return None
@@ -284,7 +291,8 @@ class FullySharded(Partitioned):
         for unit in self.units:  # the ring computes the mean itself, so FSDP2 must only sum
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        if self.shared is not None or self.is_adopted:  # no overlap with computation, or passes in any order
+        # no overlap with computation, passes in any order, or units of experts within those of blocks
+        if self.shared is not None or self.is_adopted or self.of_experts is not None:
             for unit in self.units:
                 skip_prefetch(unit)
             return
@@ -332,6 +340,7 @@ class FullySharded(Partitioned):
         return {**held, "buffers": [*held["buffers"], *rings]}
 
     def close(self) -> None:
+        super().close()
         if self.shared is not None:
             self.shared.buffers.close()
         if not self.agreement.refused:  # otherwise the thread waits for a rank that never arrives
@@ -345,7 +354,8 @@ class FullySharded(Partitioned):
         replicas is deferred to the last micro-batch, and with `keeps_gathered` the parameters stay gathered.
         """
         self._set_last(False)
-        yield
+        with nullcontext() if self.of_experts is None else self.of_experts.no_exchange():
+            yield
         self._set_last(True)
         self.exchanged += 1
 
@@ -418,6 +428,7 @@ class FullySharded(Partitioned):
         self.free_gathered()
 
     def free_gathered(self) -> None:
+        super().free_gathered()
         for unit in self.units:
             unit.reshard()  # without a backward pass, the parameters stay gathered, and would not see the next update
 

@@ -40,14 +40,15 @@ class Partitioned(RankStrategy):
     """This rank's piece of each trained parameter; the same parameters in the same order on every rank."""
 
     def setup(self, model: nn.Module) -> nn.Module:
-        start_alike(model, self.context.group)
+        if self.of_experts is None:  # otherwise ranks have different experts, and `divide_model` has done it
+            start_alike(model, self.context.group)
         module = super().setup(model)
         self._hold()
         return module
 
     def _hold(self) -> None:
         """Update this rank's pieces instead of whole parameters."""
-        self.parameters = [piece.parameter for piece in self.pieces]
+        self.parameters = [parameter for _, parameter in self.updated_parameters]
         self.precision.share_overflow = partial(largest_over_ranks, group=self.context.group)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -60,16 +61,24 @@ class Partitioned(RankStrategy):
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        return {piece.name: piece.whole.ndim for piece in self.pieces}
+        of_experts = {} if self.of_experts is None else self.of_experts.dimensions
+        return {**of_experts, **{piece.name: piece.whole.ndim for piece in self.pieces}}
 
     @property
     def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(piece.name, piece.parameter) for piece in self.pieces]
+        own = [(piece.name, piece.parameter) for piece in self.pieces]
+        if self.of_experts is None:
+            return own
+        pieces = {**dict(self.of_experts.updated_parameters), **dict(own)}
+        trained = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return [(name, pieces[name]) for name in trained]
 
     @property
     def holding(self) -> Holding:
         held = [(piece.name, tuple(piece.parameter.shape)) for piece in self.pieces]
-        return _Pieces(f"{self.layout} {digest_of(held)}", self, {piece.name: piece for piece in self.pieces})
+        pieces = {piece.name: piece for piece in self.pieces}
+        own = _Pieces(f"{self.layout} {digest_of(held)}", self, pieces)
+        return own if self.of_experts is None else _WithExperts.of(own, self.of_experts.holding)
 
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,3 +115,36 @@ class _Pieces(Holding):
 
     def shape(self, name: str, held: Tensor) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(self.pieces[name].whole.shape)
+
+
+@dataclass(frozen=True)
+class _WithExperts(Holding):
+    """How ranks hold parameters if those of experts are shared with fewer ranks than the others."""
+
+    own: _Pieces
+    experts: Holding
+
+    is_split: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, own: _Pieces, experts: Holding) -> _WithExperts:
+        return cls(f"{own.layout} experts {experts.layout}", own, experts)
+
+    def _of(self, name: str) -> Holding:
+        return self.own if name in self.own.pieces else self.experts
+
+    def join(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        sides = [
+            each.join({name: part for name, part in parts.items() if self._of(name) is each})
+            for each in (self.own, self.experts)
+        ]
+        return {name: tensor for side in sides for name, tensor in side.items()}
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        return self._of(name).part(name, whole)
+
+    def whole(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._of(name).whole(name, like, dtype)
+
+    def shape(self, name: str, held: Tensor) -> tuple[int, ...]:
+        return self._of(name).shape(name, held)

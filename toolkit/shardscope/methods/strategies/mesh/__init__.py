@@ -73,8 +73,8 @@ class Mesh(Strategy):
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
     expert: Count = 1
     """Number of data ranks over which the experts of a model are distributed; must divide the number of data ranks and
-    of experts. Ranks send tokens to each other's experts; the gradients of an expert are averaged over the data ranks
-    that hold it, and all others over all data ranks."""
+    of experts. Ranks send tokens to each other's experts; the gradients of an expert are averaged, and with ZeRO its
+    states shared, over the data ranks that hold it, and all others over all data ranks."""
     pipeline: Count = 1
     """Number of ranks over which the layers of one replica are spread; must divide `world_size`."""
     stages: AnyStrategy = Field(default_factory=lambda: Strategy("pipeline"))
@@ -349,12 +349,14 @@ class Mesh(Strategy):
         if None in plans.values() or not self.is_divided(step):
             return None
         of_axes = {axis: plan.exchanges for axis, plan in plans.items()}
-        if self.expert > 1:
+        if self.expert > 1 and not self.data.exchanges_in_passes:
             of_axes[EXPERT_DATA] = expert_axis.after_passes(of_axes[EXPERT_DATA])
         for axis, calls in self._calls(step).items():
             of_axes[axis] = [
                 replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)
             ]
+        if self.expert > 1:
+            of_axes["expert"] = expert_axis.exchanges(self, step)
         exchanges = [
             exchange
             for axis, own in of_axes.items()
@@ -380,13 +382,17 @@ class Mesh(Strategy):
             if states is None:
                 return None
             found.append(states.each(lambda column, groups=groups: placed(column, groups)))
-        return states_together(found)
+        together = states_together(found)
+        # blocks of experts that are recomputed use parameters while gradients around them are not reduced yet
+        repeats = self.expert > 1 and self.data.exchanges_in_passes and step.job.recompute != "none"
+        return together._replace(is_exact=together.is_exact and not repeats)
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""
         one = self._on_data(step) if self.pipeline == 1 else pipeline_predictions.pipeline_step(self, step)
         copies = step.world_size // one.world_size
-        return [each for each in one.job.strategy.work(one) for _ in range(copies)]
+        work = [each for each in one.job.strategy.work(one) for _ in range(copies)]
+        return expert_axis.uneven_work(self, step, work) if self.expert > 1 and step.expert_loads else work
 
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the bytes that each rank saves: those of its stages' micro-batches in flight, in a pipeline."""

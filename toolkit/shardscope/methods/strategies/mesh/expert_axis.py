@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.methods.strategies.mesh.messages import ROUNDS, norms
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.models import MODELS, GPTConfig, transformer_of
-from shardscope.spec.strategy import Strategy
+from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -37,11 +36,13 @@ def check(mesh: Mesh, job: Job) -> None:
             raise SpecError(
                 f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
             )
-    if not isinstance(mesh.data, BucketedStrategy):
-        raise SpecError(
-            f"strategy.data={quoted(mesh.data.label)} is not available with strategy.expert={mesh.expert} yet; use "
-            "'ring', 'tree', 'hierarchical' or 'all-reduce'"
-        )
+    for name in ("shards", "replicas", "offload", "collectives"):
+        field, value = type(mesh.data).model_fields.get(name), getattr(mesh.data, name, None)
+        if field is not None and value != field.default:
+            raise SpecError(
+                f"strategy.data.{name}={value!r} is not available with strategy.expert={mesh.expert} yet; leave "
+                f"{name} out"
+            )
     for name, value in (("optimizer", job.optimizer.user_code), ("compression", job.compression.is_on)):
         if value:
             raise SpecError(
@@ -92,29 +93,39 @@ def exchanging(mesh: Mesh, data: JobStep) -> dict[str, JobStep]:
         mesh: The mesh.
         data: The step of the data ranks, with all of a rank's parameters.
     """
+    from shardscope.analytic.expert_trace import part_of
+
     experts = replace(
-        data, job=holders_job(mesh, data.job), trace=_part(data.trace, of_experts=True), follows_passes=True,
-        slowness=(), update_slowness=(), memory=(),
+        data, job=holders_job(mesh, data.job), trace=_of_experts(data.trace), follows_passes=True,
+        slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
-    return {"data": replace(data, trace=_part(data.trace, of_experts=False)), EXPERT_DATA: experts}
+    dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
+    return {"data": dense, EXPERT_DATA: experts}
 
 
-def _part(trace: StepTrace, *, of_experts: bool) -> StepTrace:
-    """Return a trace with the parameters of experts only, or with the other parameters and the buffers."""
-    places = [place for place, row in enumerate(trace.parameters) if row.is_divided == of_experts]
-    buffers = {"buffer_sizes": (), "buffer_bytes": 0} if of_experts else {}
-    return trace.replace(
-        parameters=tuple(trace.parameters[place] for place in places),
-        gradient_order=tuple(places.index(place) for place in trace.gradient_order if place in places),
-        **buffers,
+def _of_experts(trace: StepTrace) -> StepTrace:
+    """Return a trace with the parameters of experts only, of which each linear layer is a unit."""
+    from shardscope.analytic.expert_trace import layer_numbers, part_of
+
+    part = part_of(trace, of_experts=True)
+    numbers = layer_numbers(part.parameters)
+    rows = tuple(row.replace(unit=unit) for row, unit in zip(part.parameters, numbers, strict=True))
+    return part.replace(
+        parameters=rows,
+        units=("",) * (numbers[-1] + 1),
+        moments={},
+        pieces=(),
+        buffer_sizes=(),
+        buffer_bytes=0,
     )
 
 
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
-    """Return the exchanges of the gradients of experts at their time: after the last pass."""
+    """Return the exchanges of the gradients of experts at their time: after the last pass, unless they are later."""
     from shardscope.analytic.communication.plan import When
 
-    return [replace(each, when=When("optimizer", 0.0)) for each in exchanges]
+    end = When("optimizer", 0.0)
+    return [each if each.when.phase == "optimizer" else replace(each, when=end) for each in exchanges]
 
 
 class _Layers(NamedTuple):
@@ -142,51 +153,131 @@ class _Layers(NamedTuple):
             round(width * outputs.sample_bytes / tokens.sample_bytes), 1 + repeated // (_FORWARD * count),
         )  # fmt: skip
 
-    def even(self, step: JobStep, ranks: int) -> Ints:
-        """Return the even load of a layer in a micro-batch, by rank and expert."""
+    def loads(self, step: JobStep, ranks: int) -> list[Ints]:
+        """Return the load of each layer in a micro-batch, by rank and expert; ranks have tokens of the same kinds."""
         import numpy as np
 
+        if step.expert_loads:
+            rows = np.rint(np.array(step.expert_loads) * self.choices * step.samples).astype(np.int64)
+            return [np.tile(row, (ranks, 1)) for row in rows]
         size, rest = divmod(round(self.choices * step.samples), self.experts)
-        return np.tile(size + (np.arange(self.experts) < rest), (ranks, 1))
+        return [np.tile(size + (np.arange(self.experts) < rest), (ranks, 1))] * self.num_layers
 
 
 _FORWARD, _BACKWARD = 3, 2
 """All-to-alls of a layer in a forward and in a backward pass; see `AllToAlls`."""
 
 
+class _Call(NamedTuple):
+    """One all-to-all of an expert group."""
+
+    when: When
+    num_bytes: Ints
+    """Bytes by sender and receiver."""
+    largest: int | None
+    """Most bytes that a rank can send; None if the bytes do not depend on the load."""
+
+
+def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
+    """Yield the all-to-alls of an expert group in a step, in the order of the calls."""
+    import numpy as np
+
+    from shardscope.analytic.communication.experts import all_to_alls
+    from shardscope.analytic.communication.plan import When
+
+    layers, ranks = _layers(mesh, step), mesh.expert
+    loads = layers.loads(step, ranks)
+    sizes = {name: getattr(layers, name) for name in ("hidden", "element_bytes", "output_bytes")}
+    to_first = np.zeros_like(loads[0])  # all tokens go to the first rank, except its own
+    to_first[1:, 0] = to_first[0, -1] = round(layers.choices * step.samples)
+    found, most = [all_to_alls(each, **sizes) for each in loads], all_to_alls(to_first, **sizes)
+    for micro_batch in range(step.micro_batches):
+        for phase in ("forward", "backward"):
+            kinds = _kinds(layers, phase)
+            for number, (layer, kind) in enumerate(kinds, 1):
+                when = When(phase, number / (len(kinds) + 1), micro_batch)
+                yield _Call(when, found[layer][kind], None if kind == 0 else int(most[kind].sum(1).max()))
+
+
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
-    """Return the traffic of each collective of an expert group in a step, with an even load of experts.
+    """Return the traffic of each collective of an expert group in a step.
 
     The bytes of all-to-alls are bounded by those of ranks of which one gets all tokens and keeps none.
     """
     import numpy as np
 
-    from shardscope.analytic.communication.experts import all_to_alls
     from shardscope.analytic.communication.plan import When
     from shardscope.analytic.communication.traffic import Sent
 
-    messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
-    layers, ranks = _Layers.of(messages, mesh, step), mesh.expert
-    loads = layers.even(step, ranks)
-    sizes = {name: getattr(layers, name) for name in ("hidden", "element_bytes", "output_bytes")}
-    to_first = np.zeros_like(loads)  # all tokens go to the first rank, except its own
-    to_first[1:, 0] = to_first[0, -1] = loads[0].sum()
-    even, most = (all_to_alls(each, **sizes) for each in (loads, to_first))
+    found: list[tuple[When, Traffic]] = []
+    for when, num_bytes, largest in _all_to_alls(mesh, step):
+        sent, received = num_bytes.sum(1), num_bytes.sum(0)
+        bounds = None if largest is None else (np.zeros_like(sent), np.full_like(sent, largest))
+        rounds = np.full_like(sent, ROUNDS["all_to_all"] * (mesh.expert - 1))
+        uneven = None if (sent == received).all() else received
+        found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, uneven, assumed_messages=rounds)}))
+    return [*found, *((When("optimizer", 0.0), traffic) for traffic in _norms(mesh, step))]
+
+
+def exchanges(mesh: Mesh, step: JobStep) -> list[Exchange]:
+    """Return the messages of an expert group in a step: each rank sends to all others at once; passes wait for them."""
+    from shardscope.analytic.communication.plan import Exchange, Move, Round, When, whole
+
     found = []
-    for micro_batch in range(step.micro_batches):
-        for phase in ("forward", "backward"):
-            kinds = _kinds(layers, phase)
-            for number, kind in enumerate(kinds, 1):
-                when = When(phase, number / (len(kinds) + 1), micro_batch)
-                sent, largest = even[kind], np.full(ranks, most[kind].max())
-                bounds = None if kind == 0 else (np.zeros_like(sent), largest)
-                rounds = np.full(ranks, ROUNDS["all_to_all"] * (ranks - 1))
-                found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, assumed_messages=rounds)}))
-    return [*found, *((When("optimizer", 0.0), traffic) for traffic in norms(step, ranks))]
+    for when, num_bytes, _ in _all_to_alls(mesh, step):
+        moves = tuple(
+            Move(source, target, size)
+            for source, row in enumerate(num_bytes.tolist())
+            for target, size in enumerate(row)
+            if size
+        )
+        found.append(Exchange("all_to_all", when, rounds=(Round("exchange", moves),), blocks=True))
+    sums = [each for traffic in _norms(mesh, step) for each in whole(traffic, When("optimizer", 0.0))]
+    return [*found, *(replace(each, blocks=True) for each in sums)]
 
 
-def _kinds(layers: _Layers, phase: str) -> list[int]:
-    """Return the place in `AllToAlls` of each all-to-all in a pass of a micro-batch, in the order of the calls."""
+def _norms(mesh: Mesh, step: JobStep) -> Iterator[Traffic]:
+    """Yield the traffic of sums of norms; with ZeRO, they are sums over the data ranks, whose shards are of all
+    experts.
+    """
+    return iter(()) if mesh.data.zero_stage else norms(step, mesh.expert)
+
+
+def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
+    """Return the work of each rank with the loads of its experts, given that with an even load.
+
+    A rank computes for the tokens that all ranks of its group send to its experts.
+    """
+    import numpy as np
+
+    layers, ranks = _layers(mesh, step), mesh.expert
+    of_choice = (
+        sum(
+            2 * row.shape[-2] * row.shape[-1]
+            for row in step.trace.parameters
+            if row.is_divided and len(row.shape) == 3
+        )
+        / layers.num_layers
+    )  # FLOPs: a product with each matrix of an expert
+    shares = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum((0, 2)) / layers.num_layers
+    extra = (ranks * shares - 1) * layers.choices * of_choice * layers.num_layers / step.flops
+    place = {rank: at for group in mesh.groups("expert", step.world_size) for at, rank in enumerate(group)}
+    return [
+        each._replace(computing=each.computing * (1 + float(extra[place[rank]])))
+        for rank, each in enumerate(work)
+    ]
+
+
+def _layers(mesh: Mesh, step: JobStep) -> _Layers:
+    messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
+    return _Layers.of(messages, mesh, step)
+
+
+def _kinds(layers: _Layers, phase: str) -> list[tuple[int, int]]:
+    """Return the layer, and the place in `AllToAlls`, of each all-to-all in a pass of a micro-batch, in order."""
     forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
     of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]
-    return of_layer * layers.num_layers
+    order = range(layers.num_layers)
+    return [
+        (layer, kind) for layer in (order if phase == "forward" else reversed(order)) for kind in of_layer
+    ]

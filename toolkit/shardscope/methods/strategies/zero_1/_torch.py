@@ -44,7 +44,7 @@ class Zero1Rank(Partitioned):
     """Whether another object runs the passes, so that buckets are sent after the last one."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        trained = [(name, p) for name, p in self.own_parameters(model) if p.requires_grad]
         self._flatten(trained, model)
         for _, parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -99,6 +99,7 @@ class Zero1Rank(Partitioned):
         return {**held, "buffers": [*held["buffers"], *self.ring.work_space]}
 
     def close(self) -> None:
+        super().close()
         self.sender.close()
 
     @contextmanager
