@@ -111,21 +111,12 @@ def job_of(model: str, layout: ss.Layout) -> ss.Job:
 
 
 def sampled(model: str, sample: int | None) -> dict[str, Case]:
-    """Return all cases of a model, or a sample that includes the first of either ranking."""
+    """Return all cases of a model, or a sample that includes the one that the planner ranks first."""
     every = cases(model)
     if sample is None or sample >= len(every):
         return every
-    cluster = cluster_of(model)
-    by_job = min(every, key=lambda key: predicted_s(every[key].job, cluster))
-    chosen = {next(iter(every)), by_job, *Random(0).sample([*every], sample)}
+    chosen = {next(iter(every)), *Random(0).sample([*every], sample)}
     return {key: case for key, case in every.items() if key in chosen}
-
-
-def predicted_s(job: ss.Job, cluster: Any) -> float:
-    """Return the predicted step time of a job, in seconds."""
-    found = ss.predict(job, cluster).step_time_s
-    assert found is not None
-    return found
 
 
 def jobs(sample: int | None) -> dict[str, JobOf]:
