@@ -31,6 +31,8 @@ from shardscope.spec.cluster.emulated import PAYLOAD
 NODES, PER_NODE, UPLINK, UPDATES = 2, 4, "20 Mbit/s", "2 GB/s"
 FLOPS = {"gpt-nano": "400 MFLOP/s", "gpt-micro": "1.2 GFLOP/s", "moe-nano": "500 MFLOP/s"}
 """Speed of a device by model, with which a step of the whole model takes several seconds: two cores keep up."""
+UPLINK_OF_DEVICE = 20e6 / 8 / PER_NODE
+"""A device's part of its node's link, in bytes per second: links of a planned cluster are those of one device."""
 GLOBAL_BATCH, STEPS = 16, 7
 FIX = {"offload": "none", "micro_batch": [1, 2, 4], "schedule": ["gpipe", "1f1b", "interleaved", "zb-h1"]}
 STATED = Calibration(
@@ -60,7 +62,9 @@ def plans_of(model: str) -> Plans:
     device = known.device.replace(
         name="emulated", peak_flops={"fp32": FLOPS[model]}, memory_bandwidth="2 TB/s", source="emulated"
     )
-    cluster = known.replace(device=device, inter=known.inter.replace(bandwidth=UPLINK, latency_s=0.0))
+    cluster = known.replace(
+        device=device, inter=known.inter.replace(bandwidth=UPLINK_OF_DEVICE, latency_s=0.0)
+    )
     return ss.plan(
         model, cluster, global_batch=GLOBAL_BATCH, top=None, precision="fp32", fix=FIX, software="any",
         calibration=STATED,
