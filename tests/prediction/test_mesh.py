@@ -40,23 +40,28 @@ def staged(data: Any, schedule: str = "1f1b", *, virtual_stages: int = 1, tensor
 
 
 STAGED = [
-    staged(ss.Zero1(bucket_mb=0.05), "interleaved", virtual_stages=2),
-    staged("ring", tensor=2),
-    staged(ss.Ring(bucket_mb=0.05, slice_mb=0.01)),
-    staged(ss.AllReduce(bucket_mb=0.05)),
-    staged(ss.Tree(slice_mb=0.01), "gpipe"),
-    staged(ss.Hierarchical(slice_mb=0.01)),
-    staged("zero-2"),
-    staged("zero-3"),
-    staged("zero-3", "interleaved", virtual_stages=2),
-    staged("ring", "zb-h1"),
+    (staged(ss.Zero1(bucket_mb=0.05), "interleaved", virtual_stages=2), "none"),
+    (staged("ring", tensor=2), "none"),
+    (staged(ss.Ring(bucket_mb=0.05, slice_mb=0.01)), "selective"),
+    (staged(ss.AllReduce(bucket_mb=0.05)), "full"),
+    (staged(ss.Tree(slice_mb=0.01), "gpipe"), "selective"),
+    (staged(ss.Hierarchical(slice_mb=0.01), "gpipe"), "full"),
+    (staged("zero-2"), "none"),
+    (staged("zero-3"), "none"),
+    (staged("zero-3", "interleaved", virtual_stages=2), "full"),
+    (staged("ring", "zb-h1"), "none"),
 ]
+"""Meshes with a pipeline, each with a recomputation mode."""
 SETTINGS: list[dict[str, Any]] = [
     {"optimizer": ss.Optimizer("lars", exclude="1d")},
     {"recompute": "full", "optimizer": "sgd"},
     {"recompute": "selective", "precision": "fp64"},
     {"precision": "fp16", "clip_norm": 1.0},
 ]
+
+
+def named(value: Mesh | str) -> str:
+    return value if isinstance(value, str) else f"{value.label}-{value.stages.label}"
 
 
 class Perceptron(nn.Module):
@@ -99,12 +104,8 @@ def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> None:
     assert isinstance(job.strategy, Mesh)
     axes = {axis for axis, size in job.strategy.shape(job.world_size).items() if size > 1}
     assert {axis_of(row.term) for row in found.rows if row.group == "bytes"} - {None} == axes
-    schedule = getattr(job.strategy.stages, "schedule", None)
     for predicted, measured in found["memory", "activations"].by_rank:
-        if schedule is not None and schedule.splits_backward:  # a bound
-            assert measured <= predicted * 1.01
-        else:
-            assert measured == pytest.approx(predicted, rel=0.01)
+        assert measured == pytest.approx(predicted, rel=0.01)
 
 
 @pytest.mark.ranks(4)
@@ -114,26 +115,31 @@ def test_each_rank_sends_and_holds_what_its_axes_say(pool: RankPool, tmp_path: P
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("strategy", STAGED[:2], ids=lambda s: f"{s.label}-{s.stages.label}")
+@pytest.mark.parametrize(("strategy", "recompute"), STAGED[:2], ids=named)
 def test_each_rank_of_a_pipeline_sends_and_holds_what_its_axes_say(
-    pool: RankPool, tmp_path: Path, strategy: Mesh
+    pool: RankPool, tmp_path: Path, strategy: Mesh, recompute: str
 ) -> None:
-    hold_against(pool, job_of(4, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
+    hold_against(pool, job_of(4, strategy, optimizer="lamb", clip_norm=1.0, recompute=recompute), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("strategy", STAGED[2:], ids=lambda s: f"{s.label}-{s.stages.label}")
+@pytest.mark.parametrize(("strategy", "recompute"), STAGED[2:], ids=named)
 def test_other_pipelines_send_and_hold_what_their_axes_say(
-    pool: RankPool, tmp_path: Path, strategy: Mesh
+    pool: RankPool, tmp_path: Path, strategy: Mesh, recompute: str
 ) -> None:
-    job = job_of(4, strategy, clip_norm=1.0, optimizer="lamb")
-    if not strategy.data.exchanges_in_passes:
+    hold_against(pool, job_of(4, strategy, clip_norm=1.0, optimizer="lamb", recompute=recompute), tmp_path)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("data", ["zero-2", "zero-3"])
+def test_eight_ranks_of_a_pipeline_hold_what_their_axes_say(tmp_path: Path, data: str) -> None:
+    pool = RankPool(8)
+    try:
+        job = job_of(8, staged(data, "gpipe", tensor=2), clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
         hold_against(pool, job, tmp_path)
-        return
-    trace = traced(job).table.step
-    assert trace is not None
-    assert hold_traffic(job, trace, run_on(pool, job, tmp_path)) > 0
+    finally:
+        pool.close()
 
 
 @pytest.mark.slow

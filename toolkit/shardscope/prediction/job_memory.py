@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
-from shardscope.analytic.memory.fully_sharded import gathered_peak
+from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
 from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
-from shardscope.analytic.stage_trace import rank_traces
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
@@ -196,15 +195,16 @@ def _gathered(step: JobStep) -> list[float]:
         return [0.0] * step.world_size
     cut = _cut(step, stage)
     along = step.job.strategy.pipeline_step(step)
-    parts = [step.trace]
-    if along is not None:
-        parts = (
-            rank_traces(step.trace, cast("Pipeline", along.job.strategy).stages(along))
-            if step.trace.pieces
-            else []
+    if along is None:
+        sizes = gathered_sizes(step.trace, recompute=step.job.recompute, sharding=cut)
+        found = [gathered_peak(sizes, stage=stage)]
+    elif step.trace.pieces:
+        stages = cast("Pipeline", along.job.strategy).stages(along)
+        found = gathered_in_stages(
+            step.trace, stages, stage=stage, ranks=cut.ranks, element_bytes=cut.element_bytes
         )
-    sizes = [gathered_sizes(part, recompute=step.job.recompute, sharding=cut) for part in parts]
-    found = [gathered_peak(each, stage=stage) for each in sizes] or [0.0]
+    else:
+        found = [0.0]
     return [each for each in found for _ in range(step.world_size // len(found))]
 
 
@@ -275,7 +275,7 @@ def _late_gradients(step: JobStep) -> list[float]:
         return []
     found = [0.0] * len(step.trace.units)
     for row in step.trained:
-        found[row.unit] += step.element_bytes * row.num_elements * row.is_divided
+        found[row.unit] += step.element_bytes * row.num_elements * row.is_expert
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
+from shardscope.analytic.memory.in_flight import saved_in_flight
 from shardscope.analytic.schedules import DURATIONS, Timed, Timeline
 from shardscope.runlog.step_events import MESSAGE, StepEvent
 from shardscope.simulator.parts import Cargo, StepTimes, busiest_bytes, timed
@@ -135,7 +136,7 @@ class Piped:
 
     def activations(self) -> Iterator[tuple[int, float, float]]:
         """Yield changes of the activations that ranks hold: rank, time in seconds, bytes."""
-        held = self.flow.table.held(stage_sizes=self.flow.stage_bytes)
+        held = saved_in_flight(self.flow.table, self.flow.saved)
         for number in range(self.flow.passes):
             for rank, row in enumerate(held):
                 last = row[-1][0]

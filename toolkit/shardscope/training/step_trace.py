@@ -90,7 +90,8 @@ def trace_step(
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
-    divided = {id(p) for p in (*divided_parameters(plain.module), *divided_experts(plain.module))}
+    experts = {id(p) for p in divided_experts(plain.module)}
+    divided = {id(p) for p in divided_parameters(plain.module)} | experts
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -99,6 +100,7 @@ def trace_step(
                 shape=tuple(p.shape),
                 is_trained=p.requires_grad,
                 is_divided=id(p) in divided,
+                is_expert=id(p) in experts,
             )
             for p in plain.module.parameters()
         ),
@@ -107,12 +109,12 @@ def trace_step(
         output_bytes=plain.output_bytes / samples,
         num_outputs=plain.num_outputs // samples,
         gradient_order=plain.gradient_order,
-        pieces=_with_messages(
+        pieces=_with_passes(
             tuple(_pieces(make(), inputs, samples, autocast)),
             {
-                mode: _piece_messages(apply_recompute(make(), mode), inputs, samples, autocast)
+                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
                 for mode, step in steps.items()
-                if step.messages
+                if step.messages or mode != "none"
             },
         ),
         moments=moments,
@@ -345,38 +347,62 @@ def _pieces(
         )
 
 
-def _piece_messages(
+class _PiecePasses(NamedTuple):
+    """What the forward and backward pass of one layer send and save, for one sample."""
+
+    messages: tuple[AxisMessage, ...]
+    saved: float
+    """Bytes saved by the forward pass."""
+    recomputed: float
+    """Bytes by which these grow in the backward pass, at most."""
+
+
+def _piece_passes(
     module: nn.Module,
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
-) -> list[tuple[AxisMessage, ...]]:
-    """Run the passes of a divided module layer by layer, and return the collectives that each layer calls.
+) -> list[_PiecePasses]:
+    """Run the passes of a module layer by layer, and return what each layer sends and saves.
 
     Empty if the module cannot be split into layers.
     """
-    found = list[tuple[AxisMessage, ...]]()
+    found = list[_PiecePasses]()
     try:
         layers = layers_in_order(module)
     except SpecError:
         return found
+    held = Storages()
+    held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
-        with recording() as called:
+        saved = Activations(held)
+        with recording() as called, saved.active():
             with autocast():
                 x = call(layer, tree_map_only(Tensor, _leaf, x))
+            saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
-            torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
-        found.append(_per_sample(called, samples))
+            if outputs:
+                torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
+        found.append(
+            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples)
+        )
     return found
 
 
-def _with_messages(
-    pieces: tuple[PipelinePiece, ...], messages: Mapping[str, Sequence[tuple[AxisMessage, ...]]]
+def _with_passes(
+    pieces: tuple[PipelinePiece, ...], passes: Mapping[RecomputeMode, Sequence[_PiecePasses]]
 ) -> tuple[PipelinePiece, ...]:
-    """Return the pieces with the collectives that each of them calls, by recomputation mode."""
+    """Return the pieces with what each of them sends and, if it recomputes, saves, by recomputation mode."""
     return tuple(
-        piece.replace(messages={mode: rows[place] for mode, rows in messages.items()})
+        piece.replace(
+            messages={mode: rows[place].messages for mode, rows in passes.items() if rows[place].messages},
+            recompute={
+                mode: (rows[place].saved, rows[place].recomputed)
+                for mode, rows in passes.items()
+                if mode != "none"
+            },
+        )
         for place, piece in enumerate(pieces)
     )
 

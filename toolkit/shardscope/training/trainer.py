@@ -345,7 +345,9 @@ class Trainer:
         if self._memory_due is None:
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
-        return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs, self.model)
+        return self.strategy.memory.measure(
+            lambda: self.strategy.held(self.optimizer), inputs, self.strategy.module
+        )
 
     def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
         assert self.loader is not None

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardscope.analytic.communication.ring import Ints, Shares, chunk_sizes
 from shardscope.analytic.communication.traffic import Traffic
+from shardscope.analytic.memory.in_flight import StageSaved
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
 
@@ -150,8 +151,8 @@ class Flow(NamedTuple):
     """Number of passes of `table` in a step, one after the other."""
     boundary_bytes: tuple[int, ...]
     """Bytes of one micro-batch's output, for each stage except the last."""
-    stage_bytes: tuple[float, ...]
-    """Bytes that each stage saves for the backward pass of one micro-batch."""
+    saved: tuple[StageSaved, ...]
+    """What each stage saves for the backward pass of one micro-batch."""
     stage_costs: tuple[float, ...] = ()
     """Compute time of each stage, in any unit; empty if all are equal."""
     ranks_meet: bool = False

@@ -16,6 +16,7 @@ parameters, each padded along its first dimension to a multiple of the number of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from shardscope.analytic.expert_trace import layer_numbers, part_of
 from shardscope.analytic.sharding import padded_elements
-from shardscope.spec.model.step import StepTrace
+from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 if TYPE_CHECKING:
     from shardscope.analytic.memory.module import Moments
@@ -114,6 +115,35 @@ def gathered_peak(sizes: Floats, *, stage: int) -> float:
     """
     root, *others = sizes.tolist()
     return float(root + (sum(others) if stage == 2 else max(others, default=0.0)))
+
+
+def gathered_in_stages(
+    step: StepTrace,
+    stages: Sequence[tuple[int, Sequence[PipelinePiece]]],
+    *,
+    stage: int,
+    ranks: int,
+    element_bytes: int,
+) -> list[float]:
+    """Return the peak bytes of gathered parameters on each rank of a pipeline, as `gathered_peak`.
+
+    A backward pass gathers all units of a pipeline stage, and the reduction of their gradients after it frees them. In
+    ZeRO stage 2, a rank keeps those of all its pipeline stages.
+
+    Args:
+        step: Trace of the whole model.
+        stages: The rank and the layers of each pipeline stage, in order.
+        stage: ZeRO stage, 2 or 3.
+        ranks: N, the number of ranks over which a unit is sharded.
+        element_bytes: Bytes of one parameter.
+    """
+    sizes: dict[int, list[float]] = {}
+    for rank, pieces in stages:
+        used = {place for piece in pieces for place in piece.parameters}
+        rows = [step.parameters[place] for place in used]
+        size = sum(padded_elements(row.shape, ranks) for row in rows if row.shape)
+        sizes.setdefault(rank, []).append(float(element_bytes * size))
+    return [sum(sizes[rank]) if stage == 2 else max(sizes[rank]) for rank in sorted(sizes)]
 
 
 def gathered_tensors(moments: Moments, sizes: Floats, stage: int) -> Floats:

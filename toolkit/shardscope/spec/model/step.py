@@ -51,6 +51,8 @@ class ParameterRow(Spec):
     is_trained: bool = True
     is_divided: bool = False
     """Whether it is a part of a tensor that is divided over tensor or expert ranks."""
+    is_expert: bool = False
+    """Whether it is a parameter of experts that are distributed over expert ranks."""
 
     @property
     def num_elements(self) -> int:
@@ -88,6 +90,17 @@ class PipelinePiece(Spec):
     """Indices of the buffers that the layer uses."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
     """The part of `StepTrace.messages` that the layer's own passes call."""
+    recompute: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
+    """By recomputation mode other than ``none``, for one sample: bytes that the layer saves for the backward pass, and
+    the bytes by which they grow in that pass, at most."""
+
+    def saved(self, mode: str) -> float:
+        """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
+        return self.recompute.get(mode, (self.stored_bytes, 0.0))[0]
+
+    def recomputed(self, mode: str) -> float:
+        """Return the bytes by which the saved bytes grow in the backward pass, for one sample."""
+        return self.recompute.get(mode, (self.stored_bytes, 0.0))[1]
 
 
 class StepTrace(Spec):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -9,9 +11,15 @@ from shardscope.training._compat import fsdp_params
 from shardscope.training.memory.storages import Held
 
 
-def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
-    """Return the tensors of a model and its PyTorch optimizer, by type of memory; FSDP2 may have sharded the model."""
-    sharded = fsdp_params(model)
+def held_by_default(model: nn.Module, optimizer: Optimizer, roots: Sequence[nn.Module] = ()) -> Held:
+    """Return the tensors of a model and its PyTorch optimizer, by type of memory; FSDP2 may have sharded the model.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        roots: The modules that FSDP2 has sharded, if it is not the model itself, such as the stages of a pipeline.
+    """
+    sharded = [param for root in roots or [model] for param in fsdp_params(root)]
     whole = [param._unsharded_param for param in sharded if hasattr(param, "_unsharded_param")]  # noqa: SLF001
     gathered = {id(param) for param in whole}  # model.parameters() lists these while gathered
     own = [param.sharded_param for param in sharded]

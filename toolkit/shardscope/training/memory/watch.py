@@ -52,12 +52,12 @@ class StepMemory:
         held = self._held()
         assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not in KINDS"
         self._storages.add_all(held)
-        self._note()
+        self.note()
 
     def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Count `tensors` as memory of type `kind` until they are freed, or their storage is resized to zero."""
         self._storages.add(kind, tensors)
-        self._note()
+        self.note()
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the `memory` event: the peak of each type, the peak of all together, and the curve."""
@@ -69,9 +69,10 @@ class StepMemory:
         if None in kinds:
             self.sample()
         elif "gathered" in kinds:
-            self._note()
+            self.note()
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Update the peaks with the tensors listed so far; before some of them are freed."""
         now = {**self._storages.sizes(), "activations": self.activations.peak}
         self.peaks = {kind: max(peak, now.get(kind, 0)) for kind, peak in self.peaks.items()}
         held = [self.activations.bytes if kind == "activations" else now.get(kind, 0) for kind in KINDS]
@@ -83,7 +84,7 @@ class StepMemory:
         """Update the peak; add a point to the curve if activations have changed by a noticeable part of their peak."""
         if not self._is_running:  # since the last sample, the step has freed the gradients of the step before
             self._is_running = True
-            self._note()
+            self.note()
         self.peak = max(self.peak, self._without_activations + now)
         before = self.curve[-1][1:] if self.curve else [0] * len(KINDS)
         if abs(now - before[_ACTIVATIONS]) * _NOTICEABLE >= max(self.activations.peak, 1):
@@ -135,6 +136,11 @@ class MemoryWatch:
         """
         if self.step is not None:
             self.step.hold(kind, tensors)
+
+    def note(self) -> None:
+        """Update the peaks with the tensors that earlier samples have listed; for those that are about to be freed."""
+        if self.step is not None:
+            self.step.note()
 
     @contextmanager
     def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -136,8 +137,8 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
 def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     """Return the other axes' states of the layers that each rank holds.
 
-    They are estimates if layers are split by measured time; and with ZeRO 2 and 3, whose ranks keep the parameters
-    around a stage's blocks gathered for a part of the step.
+    They are estimates if layers are split by measured time; and with ZeRO 2 and 3 if several stages of a rank share a
+    parameter, which stays whole.
     """
     from shardscope.analytic.memory.held import states_side_by_side
 
@@ -147,8 +148,18 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     if None in found:
         return None
     combined = states_side_by_side(found)
-    is_known = not pipeline_of(mesh).is_measured and not mesh.data.exchanges_in_passes
+    is_known = not pipeline_of(mesh).is_measured and not _keeps_whole(mesh, step)
     return combined._replace(is_exact=combined.is_exact and is_known)
+
+
+def _keeps_whole(mesh: Mesh, step: JobStep) -> bool:
+    """Return whether a rank has a parameter that it would shard if only one of its stages used it."""
+    used = Counter(
+        (rank, place)
+        for rank, pieces in pipeline_of(mesh).stages(pipeline_step(mesh, step))
+        for place in {place for piece in pieces for place in piece.parameters}
+    )
+    return mesh.data.exchanges_in_passes and max(used.values()) > 1
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:

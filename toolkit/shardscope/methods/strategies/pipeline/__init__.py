@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.memory.in_flight import StageSaved
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece
@@ -325,21 +326,27 @@ class Pipeline(Strategy):
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.
 
-        The result is an upper bound if blocks are recomputed, or if the schedule splits the backward pass, because the
-        first part of a split backward pass frees some activations.
+        The result is an estimate if blocks are recomputed and the schedule splits the backward pass.
         """
+        from shardscope.analytic.memory.in_flight import saved_in_flight
+
         table = self._table(step)
         if not step.trace.pieces or table is None:
             return None
-        return list(table.peak_activation(stage_sizes=self._saved(step)))
+        return [max(held for _, held in row) for row in saved_in_flight(table, self._saved(step))]
 
-    def _saved(self, step: JobStep) -> list[float]:
-        """Return the bytes that each stage saves for the backward pass of one micro-batch."""
-        stages = [
-            step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
-        ]
-        stages[-1] += step.samples * step.trace.loss_bytes
-        return stages
+    def _saved(self, step: JobStep) -> list[StageSaved]:
+        """Return what each stage saves for the backward pass of one micro-batch."""
+        from shardscope.analytic.memory.in_flight import stage_saved
+
+        stages = self.stages(step)
+        return [
+            stage_saved(
+                pieces, step.job.recompute, samples=step.samples,
+                loss_bytes=step.trace.loss_bytes * (stage == len(stages)),
+            )
+            for stage, (_, pieces) in enumerate(stages, 1)
+        ]  # fmt: skip
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).

@@ -106,6 +106,7 @@ class RecordedStage(StaticStage):
     ) -> Any:
         self.data.before_backward(self.submod, is_split=backward_type != "full")
         found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self.recorder.memory.note()  # parameters that the pass has gathered
         is_last = last_backward and self.recorder.is_last_pass
         self.data.after_backward(self.submod, has_weights=backward_type != "input", is_last=is_last)
         return found
