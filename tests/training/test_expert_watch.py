@@ -74,7 +74,9 @@ def test_a_skewed_router_is_mended_by_the_balance_loss_with_its_default_weight(t
     for balance in (0.0, default):
         fields = {"balance": balance, "active": 1}
         optimizer = ss.Optimizer("adamw", lr=1e-3)
-        figures = log_of(tmp_path / str(balance), steps=60, fields=fields, optimizer=optimizer).experts.figures
+        figures = log_of(
+            tmp_path / str(balance), steps=60, fields=fields, optimizer=optimizer
+        ).experts.figures
         ends[balance] = fmean(figures[step].imbalance for step in range(51, 61))
         first = figures[1].imbalance
     assert ends[default] < 0.95 * first
