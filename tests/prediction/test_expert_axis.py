@@ -58,8 +58,8 @@ def even() -> nn.Module:
     return model
 
 
-def mesh(data: Any, expert: int = 2) -> ss.Strategy:
-    return ss.Strategy("mesh", data=data, expert=expert)
+def mesh(data: Any, expert: int = 2, tensor: int = 1) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, expert=expert, tensor=tensor)
 
 
 RING = ss.Ring(bucket_mb=0.02, slice_mb=0.01)
@@ -68,7 +68,11 @@ OTHERS = [
     (mesh(RING, expert=4), {"optimizer": "lamb", "clip_norm": 1.0}),
     (mesh(ss.Zero1(bucket_mb=0.02)), {"optimizer": "lamb", "clip_norm": 1.0, "batch": 16}),
     (mesh("zero-3"), {"optimizer": "lamb", "clip_norm": 1.0}),
+    (mesh(RING, tensor=2), {"optimizer": "lamb", "clip_norm": 1.0, "recompute": "full"}),
     (mesh("zero-2"), {"batch": 16}),
+    (mesh("zero-1", tensor=2), {"optimizer": "lamb", "clip_norm": 1.0}),
+    (mesh("zero-3", tensor=2), {"batch": 16}),
+    (mesh(RING, tensor=2), {"precision": "bf16"}),
     (mesh("zero-3", expert=4), {"batch": 16}),
     (mesh("zero-1", expert=4), {"optimizer": "lamb", "precision": "fp16", "batch": 16}),
     (mesh(ss.Tree(slice_mb=0.01)), {"optimizer": "sgd"}),
@@ -132,7 +136,7 @@ def test_ranks_with_an_even_load_send_and_hold_what_is_predicted(pool: RankPool,
 
 @pytest.mark.slow
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("strategy", "settings"), OTHERS[:4], ids=name_of)
+@pytest.mark.parametrize(("strategy", "settings"), OTHERS[:5], ids=name_of)
 def test_settings_cost_what_they_say(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, settings: dict[str, Any]
 ) -> None:
@@ -141,7 +145,7 @@ def test_settings_cost_what_they_say(
 
 @pytest.mark.weekly
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("strategy", "settings"), OTHERS[4:], ids=name_of)
+@pytest.mark.parametrize(("strategy", "settings"), OTHERS[5:], ids=name_of)
 def test_other_settings_cost_what_they_say(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, settings: dict[str, Any]
 ) -> None:

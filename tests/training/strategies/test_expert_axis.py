@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, Case, StrategyConformance, job, mean_losses
 from shardscope.analytic.communication.experts import all_to_all_bytes
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.mesh import Mesh
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
@@ -41,8 +43,8 @@ def dropping() -> nn.Module:
     return mixed(active=1, capacity_factor=0.5, balance=0.1)
 
 
-def mesh(data: ss.Strategy | str = "ring", expert: int = 2) -> ss.Strategy:
-    return ss.Strategy("mesh", data=data, expert=expert)
+def mesh(data: ss.Strategy | str = "ring", expert: int = 2, tensor: int = 1) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, expert=expert, tensor=tensor)
 
 
 class Conformance(StrategyConformance):
@@ -86,6 +88,19 @@ class TestZero3(Conformance):
     cases: ClassVar[list[Case]] = CASES[1:2]
 
 
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+class TestDividedExperts(Conformance):
+    strategy = mesh(ss.Ring(bucket_mb=0.02), tensor=2)
+    cases: ClassVar[list[Case]] = CASES[1:2]
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestShardsBesideDividedExperts(Conformance):
+    strategy = mesh("zero-3", tensor=2)
+
+
 @pytest.mark.weekly
 @pytest.mark.ranks(4)
 class TestZero2(Conformance):
@@ -106,6 +121,24 @@ class TestZero1WithoutOtherHolders(Conformance):
     model = staticmethod(dropping)
 
 
+@pytest.fixture(scope="module")
+def eight() -> Iterator[RankPool]:
+    pool = RankPool(8)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("data", ["ring", "zero-1", "zero-2", "zero-3"])
+def test_three_axes_follow_one_process(eight: RankPool, tmp_path: Path, data: str) -> None:
+    class Triple(Conformance):
+        strategy = mesh(data, tensor=2)
+
+    Triple().follow(
+        eight, tmp_path, optimizer="lamb", precision="fp64", accumulation=3, recompute="full", clip_norm=0.5
+    )
+
+
 def job_of(model: Any = dropless, **fields: Any) -> ss.Job:
     fields = {"strategy": mesh(), "world_size": 4, "batch": ss.Batch(16, micro_batch=2), **fields}
     return ss.Job(model=model, data="python-source", steps=2, **fields)
@@ -113,11 +146,14 @@ def job_of(model: Any = dropless, **fields: Any) -> ss.Job:
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("model", [dropless, dropping])
-@pytest.mark.parametrize(("data", "recompute"), [("ring", "none"), ("ring", "full"), ("zero-3", "full")])
+@pytest.mark.parametrize(
+    ("strategy", "recompute"),
+    [(mesh(), "none"), (mesh(), "full"), (mesh("zero-3"), "full"), (mesh(tensor=2), "full")],
+)
 def test_ranks_send_what_their_recorded_loads_say(
-    pool: RankPool, tmp_path: Path, model: Any, data: str, recompute: str
+    pool: RankPool, tmp_path: Path, model: Any, strategy: Mesh, recompute: str
 ) -> None:
-    job = job_of(model, strategy=mesh(data), recompute=recompute)
+    job = job_of(model, strategy=strategy, recompute=recompute)
 
     def body(context: RankContext) -> list[dict[str, Any]]:
         trainer = Trainer(job, context, context.events.path.parent)
@@ -129,22 +165,26 @@ def test_ranks_send_what_their_recorded_loads_say(
 
     ranks = pool.run(body, tmp_path)
     kept = []
-    for events in ranks:
+    for events in ranks[:: strategy.tensor]:  # ranks of a tensor group have the same tokens
         (loads,) = [event for event in events if event["event"] == "experts"]
         rows = zip(loads["assigned"], loads["dropped"], strict=True)
         kept.append([[there - lost for there, lost in zip(*row, strict=True)] for row in rows])
-    assert len({json.dumps(each) for each in kept}) == 4  # uneven: ranks have other tokens
-    passes = 2 if recompute == "full" else 1
-    for first in (0, 2):  # the groups of the expert axis
+    assert len({json.dumps(each) for each in kept}) == job.num_data_ranks  # uneven: ranks have other tokens
+    passes, parts = 2 if recompute == "full" else 1, job.num_micro_batches
+    for group in strategy.groups("expert", 4):
         said = all_to_all_bytes(
-            kept[first : first + 2], hidden=HIDDEN, element_bytes=4, micro_batches=2, forward_passes=passes
-        )
-        for rank, num_bytes in zip((first, first + 1), said, strict=True):
+            [kept[rank // strategy.tensor] for rank in group],
+            hidden=HIDDEN, element_bytes=4, micro_batches=parts, forward_passes=passes,
+        )  # fmt: skip
+        for rank, num_bytes in zip(group, said, strict=True):
             (step,) = [event for event in ranks[rank] if event["event"] == "step"]
             assert step["traffic"]["expert:all_to_all"]["sent_bytes"] == num_bytes
 
 
-CHAIN = (mesh("zero-1"), mesh(expert=4), mesh("zero-3"), ss.Strategy("ring"), mesh("zero-2", 4), mesh("tree"))
+CHAIN = (
+    mesh("zero-1"), mesh(expert=4), mesh("zero-3"), mesh("zero-1", tensor=2), ss.Strategy("ring"), mesh("zero-2", 4),
+    mesh("tree", tensor=2), mesh("zero-1"),
+)  # fmt: skip
 
 
 def _through_degrees(folder: str, context: RankContext) -> list[float | None]:
@@ -199,8 +239,8 @@ def test_a_checkpoint_resumes_under_another_expert_degree(pool: RankPool, tmp_pa
         ),
         ({"model": "moe-nano", "compression": "topk"}, "compression='topk' is not available with"),
         (
-            {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, tensor=2)},
-            "strategy.expert=2 is not available with tensor=2 yet",
+            {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, context=2)},
+            "strategy.expert=2 is not available with context=2 yet",
         ),
     ],
 )
@@ -209,9 +249,13 @@ def test_what_is_not_available_is_refused_by_its_field(fields: dict[str, Any], m
         job_of(**{"batch": 12, **fields})
 
 
-@pytest.mark.parametrize(("zero", "label"), [(0, "ring+expert2"), (3, "zero-3+expert2")])
-def test_a_layout_with_an_expert_degree_is_a_job_and_comes_back(zero: int, label: str) -> None:
-    layout = ss.Layout(data=4, expert=2, zero=zero, global_batch=16, micro_batch=2)
+@pytest.mark.parametrize(
+    ("zero", "tensor", "label"),
+    [(0, 1, "ring+expert2"), (3, 1, "zero-3+expert2"), (1, 2, "zero-1+tensor2+expert2")],
+)
+def test_a_layout_with_an_expert_degree_is_a_job_and_comes_back(zero: int, tensor: int, label: str) -> None:
+    layout = ss.Layout(data=4, tensor=tensor, expert=2, zero=zero, global_batch=16, micro_batch=2)
     job = ss.Job(model="moe-nano", data="python-source", layout=layout)
-    assert (job.world_size, job.strategy.label) == (4, label)
-    assert (job.layout().data, job.layout().expert, job.layout().zero) == (4, 2, zero)
+    assert (job.world_size, job.strategy.label) == (4 * tensor, label)
+    back = job.layout()
+    assert (back.data, back.tensor, back.expert, back.zero) == (4, tensor, 2, zero)

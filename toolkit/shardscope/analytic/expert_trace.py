@@ -13,7 +13,7 @@ _WEIGHT_DIMS = 3
 
 def part_of(trace: StepTrace, *, of_experts: bool) -> StepTrace:
     """Return a trace with the parameters of experts only, or with the other parameters."""
-    places = [place for place, row in enumerate(trace.parameters) if row.is_divided == of_experts]
+    places = [place for place, row in enumerate(trace.parameters) if row.is_expert == of_experts]
     return trace.replace(
         parameters=tuple(trace.parameters[place] for place in places),
         gradient_order=tuple(places.index(place) for place in trace.gradient_order if place in places),

@@ -21,7 +21,7 @@ from shardscope.training.computable import called_under_autocast, uncomputable, 
 from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
 from shardscope.training.describe import describe
 from shardscope.training.expert_axis import ExpertAxis
-from shardscope.training.expert_split import ExpertSplit
+from shardscope.training.expert_split import ExpertSplit, ExpertTensorSplit
 from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
@@ -91,7 +91,8 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
         if job.strategy.tensor > 1:
-            TensorSplit(  # that of a group's first rank, without a group
+            split = TensorSplit if job.strategy.expert == 1 else ExpertTensorSplit
+            split(  # that of a group's first rank, without a group
                 TensorAxis(job.strategy.tensor),
                 job.strategy.tensor_plan,
                 cuts_sequences=job.strategy.sequence_parallel,

@@ -21,7 +21,7 @@ def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -
             "expert_loads has no effect on a job without an expert axis, whose ranks all hold all experts; omit it, or "
             "give for example layout=ss.Layout(data=4, expert=4, ...)"
         )
-    divided = [row.shape for row in step.trace.parameters if row.is_divided and len(row.shape) == 3]
+    divided = [row.shape for row in step.trace.parameters if row.is_expert and len(row.shape) == 3]
     experts, layers = divided[0][0] * degree, len(divided) // 2  # two matrices in each layer
     rows = [tuple(float(each) for each in row) for row in loads]
     rows = rows * layers if len(rows) == 1 else rows

@@ -275,7 +275,7 @@ def _late_gradients(step: JobStep) -> list[float]:
         return []
     found = [0.0] * len(step.trace.units)
     for row in step.trained:
-        found[row.unit] += step.element_bytes * row.num_elements * row.is_divided
+        found[row.unit] += step.element_bytes * row.num_elements * row.is_expert
     return found
 
 

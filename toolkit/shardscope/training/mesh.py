@@ -6,7 +6,7 @@ neighbouring ranks, which an emulated cluster places in one node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from math import prod
 from typing import cast
@@ -42,13 +42,16 @@ class RankMesh:
         self._groups = groups
 
     @classmethod
-    def open(cls, shape: Mapping[str, int], context: RankContext, *, timeout_s: float) -> RankMesh:
+    def open(
+        cls, shape: Mapping[str, int], context: RankContext, *, timeout_s: float, axes: Collection[str] = ()
+    ) -> RankMesh:
         """Create the groups of every axis with more than one rank; called by all ranks, in the same order.
 
         Args:
             shape: Number of ranks along each axis, the outermost axis first.
             context: This rank's context, of all ranks.
             timeout_s: How long a rank waits for the others, in seconds.
+            axes: The axes that need groups; empty for all.
         """
         assert prod(shape.values()) == context.world_size
         if context.group is None:
@@ -56,7 +59,7 @@ class RankMesh:
         known = _opened.setdefault(context.group, {})
         key = tuple(shape.items())
         if key not in known:
-            known[key] = cls({axis: _group(shape, axis, context, timeout_s) for axis in shape})
+            known[key] = cls({axis: _group(shape, axis, context, timeout_s) for axis in axes or shape})
         return known[key]
 
     def context(self, context: RankContext, axis: str) -> RankContext:

@@ -90,7 +90,8 @@ def trace_step(
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
-    divided = {id(p) for p in (*divided_parameters(plain.module), *divided_experts(plain.module))}
+    experts = {id(p) for p in divided_experts(plain.module)}
+    divided = {id(p) for p in divided_parameters(plain.module)} | experts
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -99,6 +100,7 @@ def trace_step(
                 shape=tuple(p.shape),
                 is_trained=p.requires_grad,
                 is_divided=id(p) in divided,
+                is_expert=id(p) in experts,
             )
             for p in plain.module.parameters()
         ),

@@ -51,6 +51,8 @@ class ParameterRow(Spec):
     is_trained: bool = True
     is_divided: bool = False
     """Whether it is a part of a tensor that is divided over tensor or expert ranks."""
+    is_expert: bool = False
+    """Whether it is a parameter of experts that are distributed over expert ranks."""
 
     @property
     def num_elements(self) -> int:

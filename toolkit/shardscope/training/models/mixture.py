@@ -24,6 +24,8 @@ from shardscope.training.expert_axis import ExpertAxis
 from shardscope.training.models._blocks import CheapToRecompute
 from shardscope.training.models.gpt import GPT, TransformerBlock, feed_forward
 from shardscope.training.models.routing import Router, SortedChoices
+from shardscope.training.tensor.axis import TensorAxis
+from shardscope.training.tensor.functions import Enter, Leave
 
 
 class MixtureGPT(GPT):
@@ -65,7 +67,8 @@ class MixtureGPT(GPT):
     def tensor_plan(self) -> dict[str, str]:
         """Return how tensor parallelism divides each layer, by name: whole heads, and the shared experts.
 
-        The ranks of a tensor group have the same tokens, and each computes with whole routed experts.
+        The ranks of a tensor group have the same tokens. Each computes with whole routed experts, unless these are also
+        distributed over an expert axis (see `ExpertTensorSplit`).
         """
         mixture = self.config.mixture
         assert mixture is not None
@@ -94,6 +97,8 @@ class Experts(nn.Module):
 
     axis: ExpertAxis | None = None
     """The ranks over which the experts are distributed; None if each rank has all of them."""
+    tensor_axis: TensorAxis | None = None
+    """The ranks over which each routed expert is divided along its inner width; None if it is whole."""
 
     def __init__(self, hidden: int, mixture: RoutedMixture) -> None:
         super().__init__()
@@ -103,19 +108,32 @@ class Experts(nn.Module):
         self.shared = feed_forward(hidden, mixture.shared_ffn) if mixture.shared_ffn else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`."""
+        """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`.
+
+        If experts are divided, each rank combines its terms of the outputs, whose sum has the same size for every load.
+        """
         routes = self.router(x)
         order = SortedChoices.of(routes, self.router.mixture)
         tokens = order.choices // routes.experts.shape[-1]
-        sorted_tokens = x.flatten(0, 1)[tokens]
+        sorted_tokens = self._entered(x).flatten(0, 1)[tokens]
         if self.axis is None:
             returned = self.compute(sorted_tokens, order.counts)
         else:
             returned = self.axis.dispatch_and_combine(sorted_tokens, order.counts, self.compute)
-        weights = routes.weights.flatten()[order.choices].to(returned.dtype)
+        weights = self._entered(routes.weights).flatten()[order.choices].to(returned.dtype)
         summed = returned.new_zeros(x.shape).flatten(0, 1)
-        summed = summed.index_add(0, tokens, returned * weights[:, None]).view(x.shape)
+        summed = summed.index_add(0, tokens, returned * weights[:, None])
+        if self.tensor_axis is not None:
+            summed = Leave.apply(summed, self.tensor_axis)  # type: ignore[no-untyped-call]
+        summed = summed.view(x.shape)
         return summed if self.shared is None else summed + self.shared(x), routes.balance
+
+    def _entered(self, whole: Tensor) -> Tensor:
+        """Return a tensor that the ranks have in common, for computation with their parts of experts."""
+        if self.tensor_axis is None:
+            return whole
+        entered: Tensor = Enter.apply(whole, self.tensor_axis)  # type: ignore[no-untyped-call]
+        return entered
 
     def of_each(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of which each expert has a row, with their names in this layer."""
@@ -131,6 +149,9 @@ class Experts(nn.Module):
 class GroupedLinear(nn.Module):
     """One linear layer per expert, as in a grouped GEMM; all weights are one tensor `(E, outputs, inputs)`."""
 
+    adds_bias = True
+    """Whether the output has the bias, which one rank of a tensor group adds for all if the inputs are divided."""
+
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
@@ -143,7 +164,9 @@ class GroupedLinear(nn.Module):
 
         An expert without tokens computes too, so that it has a gradient, of zeros.
         """
-        parts = zip(tokens.split(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
+        # a bias that is not added has the same gradient as on the rank that adds it
+        bias = self.bias if self.adds_bias else self.bias - self.bias.detach()
+        parts = zip(tokens.split(counts), self.weight.unbind(), bias.unbind(), strict=True)
         return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
 
 

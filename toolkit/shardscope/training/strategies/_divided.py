@@ -237,7 +237,8 @@ class TensorHolding(Holding):
     @classmethod
     def of(cls, inner: Holding, split: TensorSplit) -> TensorHolding:
         """Return the holding for that of the data axis."""
-        return cls(f"{inner.layout} tensor {split.axis.rank} of {split.axis.size}", inner, split)
+        place = f"{split.axis.name} {split.axis.rank} of {split.axis.size}"
+        return cls(f"{inner.layout} {place}", inner, split)
 
     def join(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {name: self.split.piece(name, tensor) for name, tensor in self.inner.join(parts).items()}
@@ -246,7 +247,10 @@ class TensorHolding(Holding):
         return self.inner.part(name, whole.part if isinstance(whole, TensorPart) else whole)
 
     def whole(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        part = torch.empty(self.inner.shape(name, like), dtype=dtype, device=like.device)
+        if isinstance(self.inner, TensorHolding):
+            part = self.inner.whole(name, like, dtype)
+        else:
+            part = torch.empty(self.inner.shape(name, like), dtype=dtype, device=like.device)
         return self.split.piece(name, part)
 
     def shape(self, name: str, held: Tensor) -> tuple[int, ...]:

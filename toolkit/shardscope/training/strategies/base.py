@@ -36,10 +36,10 @@ from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.spec import Job
-from shardscope.training import _compat
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
+from shardscope.training.expert_split import ExpertSplit
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
 from shardscope.training.loss import zero_of
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
@@ -81,6 +81,8 @@ class RankStrategy(ABC):
     """The job's strategy settings."""
     tensor_split: TensorSplit | None = None
     """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
+    expert_split: ExpertSplit | None = None
+    """How the experts of a model are distributed over an expert group; None if each rank has all experts."""
     of_experts: RankStrategy | None = None
     """Strategy that averages the gradients of divided parameters over the ranks that hold the same part, if ranks of
     the data axis hold different ones, as of experts; None if all data ranks have the same parameters."""
@@ -137,8 +139,12 @@ class RankStrategy(ABC):
     @property
     def same_samples(self) -> TensorAxis | None:
         """The ranks that compute with the same samples as this one: those of its tensor group; None if none do."""
-        split = self.tensor_split
-        return split.axis if split is not None and split.shares_batch else None
+        return None if self.tensor_split is None else self.tensor_split.axis
+
+    @property
+    def splits(self) -> list[TensorSplit]:
+        """How the model is divided over other ranks than those of the data axis; the last one was made first."""
+        return [split for split in (self.expert_split, self.tensor_split) if split is not None]
 
     @property
     def _same_batch(self) -> list[TensorAxis]:
@@ -164,34 +170,18 @@ class RankStrategy(ABC):
     def setup(self, model: nn.Module) -> nn.Module:
         """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
-        if self.of_experts is not None:
-            self._leave_out_experts(model, self.of_experts)
+        if self.of_experts is not None and self.expert_split is not None:
+            self.of_experts.adopt(model, *self.expert_split.set_apart(model))
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
 
-    def _leave_out_experts(self, model: nn.Module, of_experts: RankStrategy) -> None:
-        """Let another strategy average the gradients of divided parameters."""
-        own = {name for name, _ in self.own_parameters(model)}
-        named = [each for each in model.named_parameters() if each[0] not in own]
-        _compat.leave_out_of_ddp(model, [name for name, _ in named])
-        holders = dict.fromkeys(model.get_submodule(name.rpartition(".")[0]) for name, _ in named)
-        of_experts.adopt(model, [*holders], named)
-
     def own_parameters(self, model: nn.Module) -> list[Named]:
         """Return the parameters of a model that the ranks of this axis share: all but those of `of_experts`."""
-        left = self.tensor_split.cuts if self.of_experts is not None and self.tensor_split is not None else ()
+        left = () if self.expert_split is None else self.expert_split.cuts
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
-
-    def _finish_experts(self, of_experts: RankStrategy) -> None:
-        """Average the gradients of experts over all data ranks; a rank has a sum over those that sent it tokens."""
-        of_experts.finish_exchange()
-        assert self.tensor_split is not None
-        for parameter in of_experts.parameters:
-            assert parameter.grad is not None
-            parameter.grad /= self.tensor_split.axis.size
 
     def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
         """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
@@ -230,14 +220,19 @@ class RankStrategy(ABC):
 
         Called by all ranks before `setup`, when `example` is set.
         """
-        tensor, sequence = self.tensor_split, self.sequence_split
-        if tensor is None and sequence is None:
+        tensor, sequence, experts = self.tensor_split, self.sequence_split, self.expert_split
+        if tensor is None and sequence is None and experts is None:
             return
         start_alike(model)
         self.lockstep = True
-        if tensor is not None and not tensor.shares_batch:
-            tensor.divide(model)
-            return
+        if tensor is not None or sequence is not None:
+            self._divide_checked(model, tensor, sequence)
+        if experts is not None:
+            experts.divide(model)
+
+    def _divide_checked(
+        self, model: nn.Module, tensor: TensorSplit | None, sequence: SequenceSplit | None
+    ) -> None:
         example = self.example()
         self.require_same_batch([example])
         if tensor is not None:
@@ -254,15 +249,22 @@ class RankStrategy(ABC):
 
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
-        split = self.tensor_split
-        if split is None or (self.of_experts is not None and self.reduce_grad_square is not None):
-            return  # sums over all data ranks include the shards of all experts
-        self.reduce_squares = split.layer_sums(self.reduce_squares)
-        self.reduce_grad_square = split.grad_sum(self.reduce_grad_square)
-        self.precision.share_overflow = split.largest(self.precision.share_overflow)
-        if split.axis.rank:  # the first rank counts the gradients of layers that all ranks have whole
-            repeated = [parameter for name, parameter in self.updated_parameters if name not in split.cuts]
-            self.duplicate_grad_params = [*self.duplicate_grad_params, *repeated]
+        splits = self.splits
+        if self.of_experts is not None and self.reduce_grad_square is not None:
+            splits = splits[1:]  # sums over all data ranks include the shards of all experts
+        if not splits:
+            return
+        for split in splits:
+            self.reduce_squares = split.layer_sums(self.reduce_squares)
+            self.reduce_grad_square = split.grad_sum(self.reduce_grad_square)
+            self.precision.share_overflow = split.largest(self.precision.share_overflow)
+        # the first rank counts the gradients of layers that all ranks have whole
+        repeated = [
+            parameter
+            for name, parameter in self.updated_parameters
+            if any(split.axis.rank and name not in split.cuts for split in splits)
+        ]
+        self.duplicate_grad_params = [*self.duplicate_grad_params, *repeated]
 
     @property
     def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -392,8 +394,9 @@ class RankStrategy(ABC):
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
-        if self.of_experts is not None:
-            self._finish_experts(self.of_experts)
+        if self.of_experts is not None and self.expert_split is not None:
+            self.of_experts.finish_exchange()
+            self.expert_split.average_(self.of_experts.parameters)
         noise = None if self.noise is None else self._measure(self.noise)
         with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
@@ -507,8 +510,10 @@ class RankStrategy(ABC):
         return self.joined({name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()})
 
     def joined(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return whole tensors by parameter name, gathered over the tensor group; called by all ranks."""
-        return tensors if self.tensor_split is None else self.tensor_split.wholes(tensors)
+        """Return whole tensors by parameter name, gathered over the groups of `splits`; called by all ranks."""
+        for split in self.splits:
+            tensors = split.wholes(tensors)
+        return tensors
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """Return the tensors in this rank's memory by type of memory; called at any time during a measured step.
@@ -544,9 +549,10 @@ class RankStrategy(ABC):
     @property
     def _held_as(self) -> Holding:
         """How this rank holds the parameters of the whole model."""
-        return (
-            self.holding if self.tensor_split is None else TensorHolding.of(self.holding, self.tensor_split)
-        )
+        holding = self.holding
+        for split in self.splits:
+            holding = TensorHolding.of(holding, split)
+        return holding
 
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
@@ -556,9 +562,9 @@ class RankStrategy(ABC):
         """Return entries of a `state_dict` with the tensors of `consensus`; called by all ranks."""
         shared = self.consensus()
         held = {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
-        if (split := self.tensor_split) is None:
-            return held
-        return {name: split.piece(name, v) if isinstance(v, Tensor) else v for name, v in held.items()}
+        for split in self.splits:
+            held = {name: split.piece(name, v) if isinstance(v, Tensor) else v for name, v in held.items()}
+        return held
 
     def state_to_fill(
         self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""

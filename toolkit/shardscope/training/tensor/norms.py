@@ -44,4 +44,8 @@ class LayerSquares:
         if self.axis.rank:
             counts = torch.tensor([name in self.divided for name in names], device=squares.device)
             squares = (squares.view(-1, len(names)) * counts).flatten()
-        return self.axis.total(squares if self.inner is None else self.inner(squares))
+        if isinstance(self.inner, LayerSquares):  # of an axis that divides other tensors
+            squares = self.inner.of_layers(squares, names)
+        elif self.inner is not None:
+            squares = self.inner(squares)
+        return self.axis.total(squares)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +40,8 @@ class TensorSplit:
         cuts_sequences: Whether the plan's ``sequence`` layers process a part of each sequence on each rank.
 
     Attributes:
-        shares_batch: Whether the ranks compute with the same samples.
         cuts: The divided parameters, by name; under every name of a shared one.
     """
-
-    shares_batch: ClassVar[bool] = True
 
     def __init__(
         self, axis: TensorAxis, plan: TensorPlan | None = None, *, cuts_sequences: bool = False
@@ -188,21 +186,26 @@ class TensorSplit:
         return (*shape[:dim], shape[dim] * self.axis.size, *shape[dim + 1 :])
 
     def piece(self, name: str, part: Tensor) -> Tensor:
-        """Return this rank's part as a piece of the whole tensor, for checkpoints; the tensor itself if not divided."""
+        """Return this rank's part as a piece of the whole tensor, for checkpoints; the tensor itself if not divided.
+
+        The part may itself be a piece of what the ranks of another axis divide.
+        """
         if name not in self.cuts:
             return part
         dim, groups = self.cuts[name]
-        own, offsets = local(part), _compat.offsets_of(part)
-        width, first = part.shape[dim] // groups, offsets[dim]
-        boxes = []
-        for group in range(groups):
+        own_part, held = part, [(local(part), _compat.offsets_of(part))]
+        if isinstance(part, TensorPart):
+            own_part, held = part.part, [*part.boxes]
+        width, boxes = part.shape[dim] // groups, []
+        for (own, offsets), group in product(held, range(groups)):
+            first = offsets[dim]
             start = max(first, group * width)
             end = min(first + own.shape[dim], (group + 1) * width)
             if start < end:
                 at = start + width * (group * (self.axis.size - 1) + self.axis.rank)
                 view = own.narrow(dim, start - first, end - start)
                 boxes.append((view, (*offsets[:dim], at, *offsets[dim + 1 :])))
-        return TensorPart.of(part, self.shape(name, tuple(part.shape)), boxes)
+        return TensorPart.of(own_part, self.shape(name, tuple(part.shape)), boxes)
 
     def wholes(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict with whole tensors; called by all ranks."""

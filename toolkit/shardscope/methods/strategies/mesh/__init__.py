@@ -298,7 +298,7 @@ class Mesh(Strategy):
     def _exchanging(self, step: JobStep) -> dict[str, JobStep]:
         """Return the steps of the ranks that have the same parameters, by axis: those with the same experts, too."""
         data = self._on_data(step)
-        return {"data": data} if self.expert == 1 else expert_axis.exchanging(self, data)
+        return {"data": data} if self.expert == 1 else expert_axis.exchanging(self, step.job, data)
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the traffic of the data axis's strategy, and that of the collectives within passes, by axis."""

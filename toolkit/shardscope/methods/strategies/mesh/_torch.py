@@ -9,7 +9,7 @@ from shardscope.methods.strategies.pipeline._torch import PipelineRank
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.training.context import RankContext
 from shardscope.training.expert_axis import ExpertAxis
-from shardscope.training.expert_split import ExpertSplit
+from shardscope.training.expert_split import ExpertSplit, ExpertTensorSplit
 from shardscope.training.mesh import RankMesh
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
@@ -31,9 +31,8 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     if settings.tensor > 1:
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
-        strategy.tensor_split = TensorSplit(
-            axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
-        )
+        kind = TensorSplit if settings.expert == 1 else ExpertTensorSplit
+        strategy.tensor_split = kind(axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel)
     if settings.expert > 1:
         share_experts(strategy, settings, job, context)
     if settings.context > 1:
@@ -49,7 +48,8 @@ def share_experts(strategy: RankStrategy, settings: Mesh, job: Job, context: Ran
 
     Another object of the data axis's strategy averages an expert's gradients over the ranks that hold it.
     """
-    mesh = RankMesh.open(expert_axis.shape(settings, job.world_size), context, timeout_s=job.timeout_s)
+    shape = expert_axis.shape(settings, job.world_size)
+    mesh = RankMesh.open(shape, context, timeout_s=job.timeout_s, axes=("expert", EXPERT_DATA))
     ranks, holders = mesh.context(context, "expert"), mesh.context(context, EXPERT_DATA)
-    strategy.tensor_split = ExpertSplit(ExpertAxis(ranks.world_size, ranks.rank, ranks.group))
+    strategy.expert_split = ExpertSplit(ExpertAxis(ranks.world_size, ranks.rank, ranks.group))
     strategy.of_experts = build_strategy(expert_axis.holders_job(settings, job), holders)

@@ -31,7 +31,7 @@ def check(mesh: Mesh, job: Job) -> None:
             f"strategy.expert={mesh.expert} does not divide the {ranks} data ranks, over which it distributes experts; "
             f"use one of {divisors_text(ranks, near=mesh.expert)}"
         )
-    for axis in ("tensor", "context", "pipeline"):
+    for axis in ("context", "pipeline"):
         if (size := getattr(mesh, axis)) > 1:
             raise SpecError(
                 f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
@@ -73,8 +73,11 @@ def _check_model(mesh: Mesh, job: Job) -> None:
 
 
 def shape(mesh: Mesh, world_size: int) -> dict[str, int]:
-    """Return the number of data ranks that hold the same experts, and that of ranks with different ones."""
-    return {EXPERT_DATA: mesh.num_state_ranks(world_size) // mesh.expert, "expert": mesh.expert}
+    """Return the number of data ranks that hold the same experts, that of ranks with different ones, and that of ranks
+    among which each is divided.
+    """
+    holders = mesh.num_state_ranks(world_size) // mesh.expert
+    return {EXPERT_DATA: holders, "expert": mesh.expert, "tensor": mesh.tensor}
 
 
 def holders_job(mesh: Mesh, job: Job) -> Job:
@@ -86,17 +89,18 @@ def holders_job(mesh: Mesh, job: Job) -> Job:
     )  # fmt: skip
 
 
-def exchanging(mesh: Mesh, data: JobStep) -> dict[str, JobStep]:
+def exchanging(mesh: Mesh, job: Job, data: JobStep) -> dict[str, JobStep]:
     """Return the steps of the data ranks without experts, and of the ranks that hold the same experts, by axis.
 
     Args:
         mesh: The mesh.
+        job: The job of all ranks.
         data: The step of the data ranks, with all of a rank's parameters.
     """
     from shardscope.analytic.expert_trace import part_of
 
     experts = replace(
-        data, job=holders_job(mesh, data.job), trace=_of_experts(data.trace), follows_passes=True,
+        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True,
         slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
     dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
@@ -145,7 +149,7 @@ class _Layers(NamedTuple):
         """Return the layers that call these all-to-alls in a micro-batch."""
         forward = [each for each in messages if each.phase == "forward"]
         count, (_, tokens, outputs) = len(forward) // _FORWARD, forward[:_FORWARD]
-        local, *_, hidden = next(row.shape for row in step.trace.parameters if row.is_divided)
+        local, *_, hidden = next(row.shape for row in step.trace.parameters if row.is_expert)
         repeated = len(messages) - len(forward) - _BACKWARD * count
         width = step.element_bytes  # of the tokens, which a norm computes from the weights' precision
         return cls(
@@ -255,7 +259,7 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
         sum(
             2 * row.shape[-2] * row.shape[-1]
             for row in step.trace.parameters
-            if row.is_divided and len(row.shape) == 3
+            if row.is_expert and len(row.shape) == 3
         )
         / layers.num_layers
     )  # FLOPs: a product with each matrix of an expert
