@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -515,11 +514,11 @@ def _times(simulation: Simulation, rows: Iterable[ComparedTerm], per: str) -> di
     """
     terms = {term.name: term.value for term in reversed(list(simulation.time.walk()))}
     own = [row for row in rows if row.group == "time"]
-    sums: dict[str, float] = defaultdict(float)
-    for row in own:
-        if row.part_of:
-            sums[row.part_of] += terms.get(row.term, 0.0)
+
+    def within(whole: str) -> float:
+        return sum((terms.get(row.term, 0.0) for row in own if row.part_of == whole), 0.0)
+
     return {
-        ("time", row.term): terms["step"] if row.term == per else terms.get(row.term, sums.get(row.term, 0.0))
+        ("time", row.term): terms["step"] if row.term == per else terms.get(row.term, within(row.term))
         for row in own
     }
