@@ -1,5 +1,4 @@
 """Rows of a comparison, with simulated values: bytes and messages by collective, memory by type, step time by part."""
-# Long because it has the rows of all groups, which share steps and notes.
 
 from __future__ import annotations
 
