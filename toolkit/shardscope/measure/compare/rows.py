@@ -513,7 +513,11 @@ def _times(simulation: Simulation, rows: Iterable[ComparedTerm], per: str) -> di
     """
     terms = {term.name: term.value for term in reversed(list(simulation.time.walk()))}
     own = [row for row in rows if row.group == "time"]
-    for row in own:
-        parts = (terms.get(each.term, 0.0) for each in own if each.part_of == row.term)
-        terms.setdefault(row.term, sum(parts, 0.0))
-    return {("time", row.term): terms["step" if row.term == per else row.term] for row in own}
+
+    def within(whole: str) -> float:
+        return sum((terms.get(row.term, 0.0) for row in own if row.part_of == whole), 0.0)
+
+    return {
+        ("time", row.term): terms["step"] if row.term == per else terms.get(row.term, within(row.term))
+        for row in own
+    }
