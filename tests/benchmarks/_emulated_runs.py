@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shardscope as ss
+from shardscope.errors import RunFailed
 
 REPEATS = 3
 PARTS = ("data", "forward", "backward", "optimizer", "codec", "communication", "idle")
@@ -46,7 +47,11 @@ def measure(
         if time.monotonic() > ends:
             return
         job, cluster = job_of()
-        run = ss.launch(job, cluster, made_by="grid").wait(300)
+        try:
+            run = ss.launch(job, cluster, made_by="grid").wait(300)
+        except RunFailed as error:
+            print(f"{key}: {error}", flush=True)
+            continue
         summary = run.summary()
         row = {
             "key": key, "step_s": summary.step_time_s, "bytes": summary.bytes_per_step,

@@ -18,6 +18,7 @@ import psutil
 
 from conformance.ports import free_port
 from shardscope.commands.lab import EXTENSIONS
+from shardscope.runtime.record.processes import die_with_parent
 
 SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
 FOLDERS = {
@@ -64,7 +65,10 @@ def jupyter_server(folder: Path) -> Iterator[Server]:
     port, token = free_port(), secrets.token_hex(16)
     env = os.environ | {name: str(folder / sub) for name, sub in FOLDERS.items()} | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
-        process = subprocess.Popen(_command(port, token, root), stdout=out, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(
+            _command(port, token, root), stdout=out, stderr=subprocess.STDOUT, env=env,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - a runner that is killed leaves no server behind
+        )  # fmt: skip
     server = Server(f"http://127.0.0.1:{port}", token, root, folder / "runs", process)
     try:
         _wait_until_up(server, log)

@@ -68,12 +68,16 @@ def test_drops_are_what_exceeds_the_capacity(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_skewed_router_is_mended_by_the_balance_loss(tmp_path: Path) -> None:
-    ends = {}
-    for balance in (0.0, 1.0):
+def test_a_skewed_router_is_mended_by_the_balance_loss_with_its_default_weight(tmp_path: Path) -> None:
+    """Weight 0.01 is enough at a learning rate at which routers do not run away in Adam's first steps."""
+    default, ends = RoutedMixture.model_fields["balance"].default, {}
+    for balance in (0.0, default):
         fields = {"balance": balance, "active": 1}
-        figures = log_of(tmp_path / str(balance), steps=40, fields=fields).experts.figures
-        ends[balance] = fmean(figures[step].imbalance for step in range(31, 41))
+        optimizer = ss.Optimizer("adamw", lr=1e-3)
+        figures = log_of(
+            tmp_path / str(balance), steps=60, fields=fields, optimizer=optimizer
+        ).experts.figures
+        ends[balance] = fmean(figures[step].imbalance for step in range(51, 61))
         first = figures[1].imbalance
-    assert ends[1.0] < 0.75 * first
-    assert ends[1.0] < 0.75 * ends[0.0]
+    assert ends[default] < 0.95 * first
+    assert ends[default] < 0.6 * ends[0.0]

@@ -400,3 +400,32 @@ class TestFigures:
 
     def test_the_words_name_the_best(self, plans):
         assert figures.plans_text(plans).startswith("Yes: small fits on 8 devices")
+
+
+class TestTraining:
+    def test_the_button_trains_a_small_job_with_the_axes_of_the_chosen_plan(self, planner, runtime):
+        started = []
+        planner.on_train = lambda found, run: started.append(run)
+        axes = {"data": 2, "tensor": 2, "pipeline": 2}
+        planner.set_trait("fix", {**axes, "micro_batch": 2, "schedule": "1f1b"})
+        planner.screen.train.click()
+        (run,) = runtime.known
+        assert started == [run]
+        assert run.job.strategy.shape(run.job.world_size) == axes
+        told = planner.screen.trained.value
+        assert f"Run {run.name} trains gpt-" in told
+        assert "on this machine itself, because it cannot emulate clusters: these runs never run." in told
+        assert not planner.screen.train.disabled
+
+    def test_a_plan_that_no_job_corresponds_to_says_why_on_screen(self, planner, runtime, monkeypatch):
+        def refused(*_, **__):
+            raise SpecError("there is no job with these axes; use other ones")
+
+        monkeypatch.setattr(type(planner.plans), "rehearsal", refused)
+        planner.screen.train.click()
+        assert (
+            "This plan cannot be trained small: there is no job with these axes"
+            in planner.screen.trained.value
+        )
+        assert not runtime.known
+        assert not planner.screen.train.disabled

@@ -68,6 +68,8 @@ def test_a_recorded_step_replaces_bytes_and_times(info, prediction):
     assert measured.sent == info.sent  # a predicted step sends what the formulas say
     assert measured.layers == info.layers
     assert set(measured.seconds) == {axis_of(event.kind) for event in step.events} - {None}
+    told = rank_mesh_text(info, measured)
+    assert (told.count("predicted step"), told.count("measured step"), told.count("costs most")) == (1, 1, 1)
 
 
 def test_stages_of_a_pipeline_hold_different_layers_and_all_of_them_together():

@@ -301,23 +301,25 @@ def test_tensor_ranks_resume_with_the_same_random_state(pool: RankPool, tmp_path
 
 
 class Augmented(torch.utils.data.Dataset[Any]):
-    """Samples that differ between ranks from `start`."""
+    """Samples that differ between ranks from the index `start`, once `reads` samples have been read."""
 
-    def __init__(self, rank: int, start: int) -> None:
-        self.rank, self.start = rank, start
+    def __init__(self, rank: int, start: int, reads: int) -> None:
+        self.rank, self.start, self.reads = rank, start, reads
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.full((64,), float(index + self.rank * (index >= self.start))), index % 10
+        self.reads -= 1
+        differs = index >= self.start and self.reads < 0
+        return torch.full((64,), float(index + self.rank * differs)), index % 10
 
 
-def _own_batches(start: int, context: RankContext) -> str:
-    data = partial(_data_of, Augmented(context.rank, start))
+def _own_batches(start: int, reads: int, steps: int, context: RankContext) -> str:
+    data = partial(_data_of, Augmented(context.rank, start, reads))
     try:
         _trained(
-            job(strategy=mesh(), world_size=2, model=partial(Dropping, 0.0), data=data, batch=8, steps=1),
+            job(strategy=mesh(), world_size=2, model=partial(Dropping, 0.0), data=data, batch=8, steps=steps),
             context,
         )
     except ss.DataError as error:
@@ -330,11 +332,14 @@ def _data_of(dataset: Augmented) -> tuple[Augmented, Augmented]:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("start", [0, 8])  # in the example of 8 samples, and only after it
+@pytest.mark.parametrize(
+    ("start", "reads", "steps"),
+    [(0, 0, 1), (8, 0, 1), (0, 40, 12)],  # in the example of 8 samples, only after it, and in a later step
+)
 def test_tensor_ranks_that_read_different_batches_are_refused(
-    pool: RankPool, tmp_path: Path, start: int
+    pool: RankPool, tmp_path: Path, start: int, reads: int, steps: int
 ) -> None:
-    for refusal in pool.run(partial(_own_batches, start), tmp_path):
+    for refusal in pool.run(partial(_own_batches, start, reads, steps), tmp_path):
         assert "the ranks of a tensor group have read different batches" in refusal
 
 

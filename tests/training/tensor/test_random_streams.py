@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import shardscope as ss
@@ -149,6 +150,36 @@ def test_recomputation_draws_the_same_masks_again(
         for changes in ({}, {"recompute": "selective"}, {"recompute": "full"}, {"seed": 1})
     )
     assert plain == selective == full != other
+
+
+def _drawn_after_resume(ours: ss.Job, later: ss.Job, folder: str, context: RankContext) -> list[float]:
+    trainer = Trainer(ours, context, Path(folder))
+    trainer.take_step(1)
+    trainer.checkpoints.save(1)
+    trainer.strategy.close()
+    dist.barrier()
+    trainer = Trainer(later, context, context.events.path.parent)
+    trainer.resume(Path(folder) / "checkpoints")
+    trainer.strategy.close()
+    return torch.rand(4).tolist()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("later", ["ring", "data x tensor"])
+def test_ranks_that_shared_masks_and_now_have_other_samples_draw_their_own(
+    pool: RankPool, tmp_path: Path, later: str
+) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    ours = job_of()
+    if later == "ring":
+        other = ours.replace(strategy="ring")
+    else:
+        ours, other = job_of(strategy=ss.Strategy("mesh", tensor=4)), ours
+    drawn = pool.run(partial(_drawn_after_resume, ours, other, str(folder)), tmp_path)
+    assert (drawn[0] == drawn[1], drawn[2] == drawn[3]) == (later != "ring",) * 2
+    assert len({tuple(each) for each in drawn}) == (4 if later == "ring" else 2)
+    assert drawn == pool.run(partial(_drawn_after_resume, ours, other, str(folder)), tmp_path)
 
 
 def _staged(dropout: float = 0.3) -> nn.Module:

@@ -53,7 +53,10 @@ class RoutedMixture(Mixture):
     """Largest number of tokens that an expert accepts from a sequence, relative to an even load; None drops no token.
     Tokens' first choices are placed before their second ones, and so on; those that do not fit are dropped."""
     balance: Annotated[float, Field(ge=0, le=1024)] = 0.01
-    """Weight of the balance loss in the loss of training; 0 for none."""
+    """Weight of the balance loss in the loss of training; 0 for none. How soon it evens out the loads also depends on
+    the learning rate. With Adam's first steps, which are equally long for all weights, routers can run away from an
+    even load faster than a small weight brings them back: with 0.01, the small models of the catalogue take about 60
+    steps at ``lr=3e-4``, and many more at ``3e-3``."""
 
     @model_validator(mode="after")
     def _check_trainable(self) -> Self:

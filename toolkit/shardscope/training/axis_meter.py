@@ -49,7 +49,12 @@ class AxisMeter:
 
     @property
     def _carries_gradients(self) -> bool:
-        """Whether collectives of this axis in a backward pass exchange the gradients of the rank's parameters."""
+        """Whether collectives of this axis in a backward pass exchange the gradients of the rank's parameters.
+
+        Context ranks average gradients in the groups of the data axis. On the tensor, context and expert axes, a pass
+        itself waits for the result of a collective, so holding it back would delay the pass. Gradients of tied weights
+        in a pipeline and of experts are exchanged after the passes, which have then ended on an emulated processor too.
+        """
         return self._axis == "data"
 
     def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:

@@ -311,7 +311,7 @@ class Trainer:
         for part in self.strategy.batch_parts(step):
             with self.context.meter.span("compute", "data"):
                 micro_batches = self._micro_batches(step, part)
-            if step == self.first_step:
+            if self.strategy.compares_batches(step, self.first_step):
                 with self.context.meter.observing():
                     self.strategy.require_same_batch(micro_batches)
             division = self.strategy.sequence_split

@@ -7,7 +7,7 @@ the other ranks waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,16 @@ from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.training.collectives.process_group import Call
 from shardscope.training.optim.state import NamedOptimizer
-from shardscope.training.optim.trial import SMALL, Trial, failure_text, updates_parts_alike
+from shardscope.training.optim.trial import (
+    SMALL,
+    Trial,
+    failure_text,
+    updates_parts_alike,
+    updates_pieces_alike,
+)
 from shardscope.training.optim.user_defined import empty_pieces, gradients_for_step, random_numbers_of
 from shardscope.training.saved_state import saves_state
 from shardscope.training.strategies.base import RankStrategy
-from shardscope.training.tensor import TensorSplit
 
 _MOST_ELEMENTS = 1 << 22
 """Maximum total size, in elements, at which a trial copies parameters at full size."""
@@ -47,32 +52,65 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
             for piece in empty_pieces(optimizer):  # a run that resumes has loaded that of other ranks
                 optimizer.state.pop(piece, None)
         strategy.precision.around_step = partial(_around, job, strategy, skips=skips, copies=copies)
-    if strategy.tensor_split is not None:  # after refusing collectives of its own between different parts
-        _require_element_wise(job, strategy, named, strategy.tensor_split)
+    if (
+        split := strategy.tensor_split
+    ) is not None:  # after refusing collectives of its own between different parts
+        dims = {name: cut.dim for name, cut in split.cuts.items()}
+        found = _unlike_whole(strategy, named, partial(updates_parts_alike, dims=dims))
+        if found is not None:
+            raise SpecError(
+                f"optimizer={job.optimizer.name!r} cannot train with tensor={split.axis.size}, where ranks hold parts "
+                f"of tensors: {found}; use an element-wise rule, one of shardscope's optimizers, or tensor=1"
+            )
+    if strategy.holding.is_split:
+        _require_for_pieces(job, strategy, named)
     if saves_state(job):
         _require_resumable(job, strategy, named)
 
 
-def _require_element_wise(
-    job: Job, strategy: RankStrategy, named: NamedOptimizer | None, split: TensorSplit
-) -> None:
-    """Reject an optimizer that updates a part of a tensor differently than the whole tensor."""
+def _require_for_pieces(job: Job, strategy: RankStrategy, named: NamedOptimizer | None) -> None:
+    """Reject an optimizer that updates pieces of tensors differently than whole tensors, as with unsummed norms."""
+    is_alone = strategy.tensor_split is not None  # with which only rules without sums over ranks are accepted
+    place = (0, 2) if is_alone else _place_among_pieces(strategy)
+    found = _unlike_whole(
+        strategy, named,
+        lambda each: updates_pieces_alike(
+            each, {n: strategy.holding.shape(n, p) for n, p in each.parameters.items()}, place, alone=is_alone
+        ),
+    )  # fmt: skip
+    if found is not None:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot train with strategy={job.strategy.label!r}, whose ranks hold "
+            f"pieces of tensors: {found}; use an element-wise rule, sum squared norms over ranks with the parameters' "
+            "reduce_squares, or use 'all-reduce', 'ring', 'tree' or 'hierarchical', whose ranks hold whole tensors"
+        )
+
+
+def _place_among_pieces(strategy: RankStrategy) -> tuple[int, int]:
+    """Return this rank's index among the ranks over which norms are summed, and their number; called by all ranks."""
+    ranks, reduce_squares = strategy.all_ranks, strategy.reduce_squares
+    assert reduce_squares is not None
+    found = torch.zeros(ranks.world_size, dtype=torch.float64, device=ranks.device)
+    found[ranks.rank] = 1
+    members = reduce_squares(found).nonzero().flatten().tolist()
+    return members.index(ranks.rank), len(members)
+
+
+def _unlike_whole(
+    strategy: RankStrategy, named: NamedOptimizer | None, updates_alike: Callable[[NamedOptimizer], bool]
+) -> str | None:
+    """Return how an optimizer on any rank fails a trial of its steps on parts of tensors; called by all ranks."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
     problem = None
     if named is not None:
         with random_numbers_of(lambda: [0], strategy.context.device):
             try:
-                if not updates_parts_alike(named, {name: cut.dim for name, cut in split.cuts.items()}):
+                if not updates_alike(named):
                     problem = "it updates a part of a tensor differently than the whole tensor"
             except Exception as error:  # noqa: BLE001 - anything in the user's code
                 problem = f"it fails on copies of the parameters ({failure_text(error)})"
-    found = next((each for each in gather_items(strategy.all_ranks, problem) if each), None)
-    if found is not None:
-        raise SpecError(
-            f"optimizer={job.optimizer.name!r} cannot train with tensor={split.axis.size}, where ranks hold parts of "
-            f"tensors: {found}; use an element-wise rule, one of shardscope's optimizers, or tensor=1"
-        )
+    return next((each for each in gather_items(strategy.all_ranks, problem) if each), None)
 
 
 @contextmanager

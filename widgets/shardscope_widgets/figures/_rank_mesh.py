@@ -192,20 +192,34 @@ def _spent(step: StepEvents, axis: str) -> Iterator[float]:
         yield sum(end - start for start, end in union(spans))
 
 
-def rank_mesh_text(info: RankMeshInfo) -> str:
-    """Return sentences on the bytes and the time of each axis, the most expensive first, and on what ranks hold."""
-    if not info.used:
+def rank_mesh_text(*infos: RankMeshInfo) -> str:
+    """Return sentences on the bytes and the time of each axis, the most expensive first, as predicted and as measured.
+
+    The last one says which axis costs most.
+    """
+    shown = infos[-1]
+    if not shown.used:
         return "This job has one axis of parallelism."
-    of_experts = [axis for axis in info.sent if axis and axis not in dict(info.axes)]
-    cost = sorted([*info.used, *of_experts], key=lambda axis: -info.seconds.get(axis, 0.0))
-    parts = [f"{bytes_text(_most(info, axis))} along the {axis} axis{_time(info, axis)}" for axis in cost]
-    origin = "measured" if info.is_measured else "predicted"
-    text = f"In a {origin} step{_of(info)}, a rank sends {listed(parts)}."
-    if len(cost) > 1 and info.seconds.get(cost[0]):
-        text += f" The {cost[0]} axis costs most."
-    if info.is_measured:
+    text = " ".join(map(_sentence, infos))
+    first, *others = _by_cost(shown)
+    if others and shown.seconds.get(first):
+        text += f" The {first} axis costs most."
+    if shown.is_measured:
         text += " Measured times include waiting for slower ranks."
     return text
+
+
+def _sentence(info: RankMeshInfo) -> str:
+    parts = [
+        f"{bytes_text(_most(info, axis))} along the {axis} axis{_time(info, axis)}" for axis in _by_cost(info)
+    ]
+    origin = "measured" if info.is_measured else "predicted"
+    return f"In a {origin} step{_of(info)}, a rank sends {listed(parts)}."
+
+
+def _by_cost(info: RankMeshInfo) -> list[str]:
+    of_experts = [axis for axis in info.sent if axis and axis not in dict(info.axes)]
+    return sorted([*info.used, *of_experts], key=lambda axis: -info.seconds.get(axis, 0.0))
 
 
 def _of(info: RankMeshInfo) -> str:

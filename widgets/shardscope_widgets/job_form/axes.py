@@ -38,7 +38,7 @@ class Axes(widgets.HBox):  # type: ignore[misc]
         self._refusal = widgets.HTML()
         super().__init__()
         classed(self, "ss-axes", "ss-controls")
-        choices.observe(lambda _change: self._show(), ["strategy", "strategy_options", "world_size"])
+        choices.observe(lambda _change: self._show(), ["strategy", "strategy_options", "world_size", "model"])
         self._show()
 
     def _show(self, refused: str = "") -> None:

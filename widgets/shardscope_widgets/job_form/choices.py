@@ -24,7 +24,7 @@ from shardscope.spec import (
     registry,
 )
 from shardscope.spec.data import DATA, is_path
-from shardscope.spec.models import MODELS
+from shardscope.spec.models import MODELS, transformer_of
 from shardscope.spec.shards import Shards
 from shardscope.spec.units import parse
 from shardscope_widgets.job_form.families import applies, options_of
@@ -50,6 +50,8 @@ KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compressi
 """Traits whose value is the name of a method, with the base class of the method.
 
 Names are looked up when they are needed, because users can register more methods."""
+_ORDER = ("pipeline", "data", "context", "tensor", "expert")
+"""Axes of a mesh in the order of their controls."""
 MICRO_BATCHES = ((f"{UNSET} (suits the strategy)", 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
@@ -275,25 +277,41 @@ class JobChoices(t.HasTraits):
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Number of ranks along each axis of the chosen strategy, the outermost first; empty if it has one axis."""
+        """Number of ranks along each axis of the chosen strategy, the outermost first; empty if it has one axis.
+
+        Experts are distributed over data ranks. The context and expert axes are left out where the model has neither.
+        """
         shape: dict[str, int] = self.method("strategy").shape(self.num_ranks)
-        return shape
+        given = self.method_options("strategy") if shape else {}
+        suits = {axis: given[axis] for axis in self._axes_of_model() if axis in given}
+        used = {axis: ranks for axis in ("context", "expert") if (ranks := given.get(axis, 1)) > 1}
+        found = shape | suits | used
+        return {axis: found.pop(axis) for axis in _ORDER if axis in found} | found
+
+    def _axes_of_model(self) -> tuple[str, ...]:
+        """Return the axes, besides those of every model, over which the chosen model can be divided."""
+        if self.model not in MODELS:
+            return "context", "expert"  # a model of the user's own, which ranks examine
+        transformer = transformer_of(self.model)
+        if transformer is None:
+            return ()
+        return ("context",) if transformer.mixture is None else ("context", "expert")
 
     def set_degree(self, axis: str, ranks: int) -> None:
         """Set the number of ranks along an axis; the other axes keep theirs, so `world_size` changes with it.
 
         Args:
-            axis: One of `degrees`.
+            axis: One of `degrees`; ``expert`` does not change the number of ranks.
             ranks: Its new number of ranks.
 
         Raises:
             TraitError: The strategy rejects the number, or there are too many ranks in total.
         """
         degrees = {**self.degrees, axis: ranks}
-        world_size = prod(degrees.values())
+        world_size = prod(ranks for name, ranks in degrees.items() if name != "expert")
         most = setting_in(JobChoices, "world_size").most
         if most is not None and world_size > most:
-            product = " x ".join(f"{name}={each}" for name, each in degrees.items())
+            product = " x ".join(f"{name}={each}" for name, each in degrees.items() if name != "expert")
             raise SpecError(
                 f"{product} are {world_size} ranks, but the form starts at most {most:g}; use fewer"
             )

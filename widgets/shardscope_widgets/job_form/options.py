@@ -12,7 +12,7 @@ from shardscope_widgets.job_form.families import applies, settings_of_method
 from shardscope_widgets.kit.controls import MOST, control_of, field, show, typed
 from shardscope_widgets.kit.form import Setting
 from shardscope_widgets.kit.markup import classed
-from shardscope_widgets.words import safe
+from shardscope_widgets.words import AXIS_LABELS, safe
 
 
 class Options(widgets.VBox):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class Options(widgets.VBox):  # type: ignore[misc]
         self.refusal = classed(widgets.HTML(), "ss-refusal")
         super().__init__()
         classed(self, "ss-controls", "ss-options")
-        choices.observe(lambda _change: self._show(), [field, f"{field}_options"])
+        choices.observe(lambda _change: self._show(), [field, f"{field}_options", "model"])
         self._show()
 
     @property
@@ -60,11 +60,12 @@ class Options(widgets.VBox):  # type: ignore[misc]
 
     def _show(self, refused: str = "") -> None:
         chosen, shown = self._choices.method_options(self._field), []
-        controls = self.controls
+        controls, in_axes = self.controls, self.in_axes()
         for setting in self._settings:
             control = controls[setting.field]
             show(control, chosen[setting.field])
-            if applies(setting.field, chosen) and setting.field not in self._choices.degrees:
+            is_degree = setting.kind == "count" and setting.field in AXIS_LABELS
+            if applies(setting.field, chosen) and not (is_degree or setting.field in in_axes):
                 shown.append(self._fields.setdefault(control, field(control)))
         self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
         self.children = (*shown, *([self.refusal] if refused else []))

@@ -52,5 +52,5 @@ class MeshPanel:
         shown = info if measured is None else info.measured(measured)
         self.figure.show(draw_rank_mesh(shown))
         both = [info, shown] if shown is not info else [info]
-        self.words.value = words_html(" ".join(map(rank_mesh_text, both)))
+        self.words.value = words_html(rank_mesh_text(*both))
         self.key.value = words_html(_KEY)

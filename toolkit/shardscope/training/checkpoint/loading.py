@@ -24,6 +24,7 @@ from shardscope.training.checkpoint.folders import complete_checkpoints, is_chec
 from shardscope.training.checkpoint.index import FILE, Damaged, read_index, verify
 from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.context import RankContext
+from shardscope.training.optim.holding import digest_of
 from shardscope.training.optim.state import complete
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
@@ -113,13 +114,20 @@ def _load(
 def _restore_random_state(reader: CheckpointReader, strategy: RankStrategy) -> None:
     """Restore this rank's random state, in a tensor group that of its first rank, for the same draws on all its ranks.
 
-    If the checkpoint has none for that rank, the state from seeding is kept.
+    If the checkpoint has none for that rank, the state from seeding is kept. Ranks of a tensor group have saved the
+    same state; those that no longer share samples are seeded from it, each differently. Called by all ranks.
     """
     device, alike = strategy.all_ranks.device, strategy.same_samples
     rank = strategy.all_ranks.rank if alike is None else alike.first_rank
     mine = random_key(rank)
     saved = _fill_known(reader, {mine: random_state(device)})[mine]
     set_random_state(saved, device)
+    state = saved.get("cuda" if device.type == "cuda" else "torch")
+    own = "" if state is None else digest_of(state.tolist())
+    others = {other for other, same in gather_items(strategy.all_ranks, (rank, own)) if same == own}
+    before = sum(other < rank for other in others)
+    if state is not None and before:
+        torch.manual_seed(int(digest_of([own, before])[:15], 16))
 
 
 def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:

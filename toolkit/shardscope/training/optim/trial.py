@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardscope.training.optim.state import NamedOptimizer, built_again, tensors_in
 from shardscope.training.optim.user_defined import gradients_for_step
@@ -76,7 +78,7 @@ class Trial:
         """Take a step with the given gradients of `weights`, and with random numbers that depend on `seed`."""
         seed_everything(seed)
         for parameter, grad in zip(self.weights, gradients, strict=True):
-            parameter.grad = grad.to(parameter.device, parameter.dtype)
+            parameter.grad = grad.to(parameter.device, parameter.dtype, copy=True)  # a step may change it
         optimizer = self.named.optimizer
         for group, built in zip(optimizer.param_groups, self.job.optimizer.param_groups, strict=True):
             group["lr"] = built["lr"]  # as the job's schedule sets it
@@ -101,7 +103,6 @@ def updates_parts_alike(job: NamedOptimizer, dims: Mapping[str, int]) -> bool:
         job: The job's optimizer.
         dims: The dimension along which each divided parameter is cut, by name.
     """
-    numbers = torch.Generator().manual_seed(1)
     places = {p: dims.get(name) for p, name in job.names.items() if p.requires_grad and not p.is_meta}
     shapes = {p: [min(n, SMALL) for n in p.shape] for p in places}
     for p, dim in places.items():
@@ -112,12 +113,61 @@ def updates_parts_alike(job: NamedOptimizer, dims: Mapping[str, int]) -> bool:
         dim = places[p]
         return values if dim is None or not values.ndim else values.chunk(2, min(dim, values.ndim - 1))[0]
 
+    return _updates_alike(job, shapes, part, alone=True)
+
+
+def updates_pieces_alike(
+    job: NamedOptimizer, shapes: Mapping[str, Sequence[int]], place: tuple[int, int], *, alone: bool
+) -> bool:
+    """Return whether an optimizer updates pieces of tensors as it updates the whole tensors, in some steps on copies.
+
+    A piece is some rows of a tensor, or some of its elements as a vector. Random numbers are replaced by a constant,
+    because pieces and whole tensors draw different ones.
+
+    Args:
+        job: The job's optimizer, which updates pieces.
+        shapes: The shapes of the whole tensors, by name.
+        place: Index of the piece to compare, and number of pieces.
+        alone: Whether pieces are updated without functions that sum over ranks; if not, called by all these ranks.
+    """
+    index, number = place
+    trained = {p: shapes[name] for p, name in job.names.items() if p.requires_grad and not p.is_meta}
+    wholes = {p: [min(n, SMALL) for n in shape] or [1] for p, shape in trained.items()}
+    for sizes in wholes.values():
+        sizes[0] *= number
+
+    def piece(p: Tensor, values: Tensor) -> Tensor:
+        rows = values if p.ndim == len(trained[p]) else values.flatten()
+        return rows.tensor_split(number)[index]
+
+    with _ConstantDraws():  # type: ignore[no-untyped-call]
+        return _updates_alike(job, wholes, piece, alone=alone)
+
+
+class _ConstantDraws(TorchDispatchMode):
+    """Replaces the random numbers that PyTorch draws by a constant."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.fill_(0.5) if torch.Tag.nondeterministic_seeded in func.tags else result
+
+
+def _updates_alike(
+    job: NamedOptimizer,
+    shapes: Mapping[Tensor, Sequence[int]],
+    part: Callable[[Tensor, Tensor], Tensor],
+    *,
+    alone: bool,
+) -> bool:
+    """Compare the steps of an optimizer on tensors of the given shapes with its steps on a part of each."""
+    numbers = torch.Generator().manual_seed(1)
+
     def drawn() -> dict[Tensor, Tensor]:
         return {p: torch.randn(shape, generator=numbers).to(p.device, p.dtype) for p, shape in shapes.items()}
 
     weights = drawn()
     whole = Trial._built(job, weights, alone=True)  # noqa: SLF001 - of this module
-    parts = Trial._built(job, {p: part(p, values) for p, values in weights.items()}, alone=True)  # noqa: SLF001
+    parts = Trial._built(job, {p: part(p, values) for p, values in weights.items()}, alone=alone)  # noqa: SLF001
     for number in range(_NUM_STEPS):
         gradients = drawn()
         whole.step_with([*gradients.values()], number)

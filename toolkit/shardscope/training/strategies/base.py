@@ -60,7 +60,7 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.strategies._sequence_check import install_checked
 from shardscope.training.strategies.step_result import StepResult
 from shardscope.training.tensor import TensorAxis, TensorSplit
-from shardscope.training.tensor.same_batch import require_same_batch
+from shardscope.training.tensor.same_batch import COMPARED_EVERY, require_same_batch
 
 TENSOR_SUFFIX = " x tensor "
 """Precedes the number of tensor ranks in the name of a layout."""
@@ -248,6 +248,10 @@ class RankStrategy(ABC):
             install_checked(self.trained_as(model), sequence, example[0])
             whole, divided = self.example, sequence
             self.example = lambda: divided.part(whole())
+
+    def compares_batches(self, step: int, first: int) -> bool:
+        """Return whether ranks compare batches in a step: in the first one, and with such groups now and then."""
+        return step == first or (bool(self._same_batch) and (step - first) % COMPARED_EVERY == 0)
 
     def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""

@@ -11,6 +11,9 @@ from shardscope.errors import DataError
 from shardscope.training.data import Batch, tensors_of
 from shardscope.training.tensor.axis import TensorAxis
 
+COMPARED_EVERY = 10
+"""Number of steps between comparisons, each of which takes about a millisecond."""
+
 
 def require_same_batch(axis: TensorAxis, micro_batches: Sequence[Batch]) -> None:
     """Refuse micro-batches that differ between the ranks of a group; called by all its ranks.
