@@ -21,6 +21,7 @@ A strategy can also be the data axis of an object that runs the passes itself, s
 If gradients or weights are sharded over ranks, `reduce_squares` and `reduce_grad_square` sum squared norms over the
 ranks, so that LAMB, LARS and gradient clipping use the norms of whole tensors.
 """
+# Long because it is one protocol: all that a trainer asks of the strategy on a rank.
 
 from __future__ import annotations
 
