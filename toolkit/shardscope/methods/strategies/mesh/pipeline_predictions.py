@@ -77,7 +77,8 @@ def _of_data_ranks(groups: Ints, count: int) -> Ints:
 def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """Return the pipeline's own traffic, and that of the other axes on each stage.
 
-    The latter is an estimate if layers are split by measured time.
+    The latter is an estimate if layers are split by measured time; and with ZeRO 2 and 3 under a schedule that splits
+    backward passes, whose halves may each gather parameters.
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
@@ -87,7 +88,8 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
-    if pipeline_of(mesh).is_measured:
+    gathers_again = mesh.data.exchanges_in_passes and pipeline_of(mesh).schedule.splits_backward
+    if pipeline_of(mesh).is_measured or gathers_again:
         whole = side_by_side([_inner_job(mesh, step).strategy.traffic(_whole(mesh, step))] * mesh.pipeline)
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
