@@ -52,6 +52,7 @@ def follow(pool: RankPool, folder: Path, strategy: ss.Strategy, **changes: Any) 
     OfStages().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
 
 
+@pytest.mark.slow  # twelve seconds for one case
 @pytest.mark.ranks(4)
 def test_stages_follow_one_process(pool: RankPool, tmp_path: Path) -> None:
     follow(pool, tmp_path, mesh("ring", "zb-h1", data=ss.Ring(bucket_mb=0.02)), recompute="full")
