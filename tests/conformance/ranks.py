@@ -9,8 +9,6 @@ system picks. A function that takes too long, or raises, ends the pool: no test 
 
 from __future__ import annotations
 
-import gc
-import itertools
 import multiprocessing
 import os
 import socket
@@ -36,8 +34,6 @@ TIMEOUT_S = 120.0
 WORLD_SIZES = (2, 3, 4)
 OVER = "over {}"
 """Name of a transport in the name of a test."""
-COLLECT_EVERY = 16
-"""Number of tests after which a rank releases what they have left in reference cycles."""
 
 
 def _serve(
@@ -57,12 +53,7 @@ def _serve(
         meter, backend=backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
         store=store, transport=transport, on_gpu=kind == "cuda",
     )  # fmt: skip
-    gc.freeze()
-    for number in itertools.count():
-        if (
-            number % COLLECT_EVERY == 0
-        ):  # models of earlier tests lie in cycles that are rarely searched by themselves
-            gc.collect()
+    while True:
         try:
             message = requests.recv_bytes()
         except EOFError:
