@@ -17,9 +17,13 @@ class ExpertWatch:
         model: The model.
         events: Writer for this rank's event log.
         is_on: Whether this rank reports its tokens; of ranks with the same tokens, one does.
+        counts_sequences: Whether it also reports sequences; of ranks with parts of the same ones, one does.
     """
 
-    def __init__(self, model: nn.Module, events: EventWriter, *, is_on: bool) -> None:
+    def __init__(
+        self, model: nn.Module, events: EventWriter, *, is_on: bool, counts_sequences: bool = True
+    ) -> None:
+        self.counts_sequences = counts_sequences
         self.routers, self.events = (
             {name: layer.router for name, layer in experts_of(model)} if is_on else {},
             events,
@@ -37,16 +41,21 @@ class ExpertWatch:
         taken = {name: router.tally.take() for name, router in self.routers.items()}
         if not any(tally.sequences for tally in taken.values()):
             return
+        first, *_ = (
+            taken.values()
+        )  # in a pipeline, only the rank of this layer reports the number of sequences
+        counts = self.counts_sequences
+        experts = {name: router.mixture.experts for name, router in self.routers.items()}
         self.events.emit(
-            "experts", step=step, layers=[*taken], sequences=max(tally.sequences for tally in taken.values()),
-            assigned=[_numbers(tally.assigned) for tally in taken.values()],
-            dropped=[_numbers(tally.dropped) for tally in taken.values()],
-            balances=[_number(tally.balance) for tally in taken.values()],
+            "experts", step=step, layers=[*taken], sequences=first.sequences * counts,
+            assigned=[_numbers(tally.assigned, experts[name]) for name, tally in taken.items()],
+            dropped=[_numbers(tally.dropped, experts[name]) for name, tally in taken.items()],
+            balances=[_number(tally.balance) * counts for tally in taken.values()],
         )  # fmt: skip
 
 
-def _numbers(counts: Tensor | None) -> list[Any]:
-    return [] if counts is None else counts.tolist()
+def _numbers(counts: Tensor | None, experts: int) -> list[Any]:
+    return [0] * experts if counts is None else counts.tolist()
 
 
 def _number(total: Tensor | None) -> float:
