@@ -104,7 +104,7 @@ def draw_layout(
     if zero and degrees["data"] > 2 and source.random() < 0.3:
         fields["shard"] = 2
     if degrees["tensor"] > 1:
-        fields["sequence_parallel"] = source.random() < 0.5
+        fields["sequence_parallel"] = source.random() < (0.5 if model == "gpt" else 0.1)
     if degrees["pipeline"] > 1:
         fields["schedule"] = source.choice(searched_schedules())
         fields["virtual_stages"] = ss.PipelineSchedule(fields["schedule"]).default_stages

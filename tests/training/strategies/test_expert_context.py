@@ -42,24 +42,26 @@ def mesh(comm: str, **settings: Any) -> ss.Strategy:
 def follow(
     pool: RankPool, folder: Path, strategy: ss.Strategy, model: Any = dropping, **changes: Any
 ) -> None:
-    """Train with micro-batches of 6 sequences, and hold losses and parameters against one process."""
+    """Hold losses and parameters against one process."""
+    micro_batch = changes.pop("micro_batch", 6)
 
     class OfParts(StrategyConformance):
         def batch(self, world_size: int, accumulation: int) -> ss.Batch:
-            return ss.Batch(48, micro_batch=6)
+            return ss.Batch(48, micro_batch=micro_batch)
 
     OfParts.strategy, OfParts.model = strategy, staticmethod(model)
     OfParts().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("comm", "expert"), [("ring", 2), pytest.param("ulysses", 1, marks=pytest.mark.slow)]
+    ("comm", "expert"), [("ring", 2), pytest.param("ulysses", 1, marks=pytest.mark.weekly)]
 )
 def test_parts_of_sequences_follow_one_process(
     pool: RankPool, tmp_path: Path, comm: str, expert: int
 ) -> None:
-    follow(pool, tmp_path, mesh(comm, expert=expert), recompute="full")
+    follow(pool, tmp_path, mesh(comm, expert=expert), micro_batch=24)
 
 
 @pytest.mark.weekly

@@ -144,10 +144,7 @@ class Trainer:
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
-        self.experts = ExpertWatch(
-            self.model, self.context.events, is_on=self.strategy.has_own_tokens,
-            counts_sequences=self.strategy.is_first_reader,
-        )  # fmt: skip
+        self.experts = ExpertWatch(self.model, self.context.events, self.strategy)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(
             self.job.seed + 1 + self.strategy.random_index
