@@ -47,12 +47,12 @@ def config_of(**mixture: Any) -> GPTConfig:
     )
 
 
-def routed() -> nn.Module:
-    return build_model(config_of())
+def routed(**mixture: Any) -> nn.Module:
+    return build_model(config_of(**mixture))
 
 
-def even() -> nn.Module:
-    model = routed()
+def even(**mixture: Any) -> nn.Module:
+    model = routed(**mixture)
     for _, layer in experts_of(model):
         layer.router.__class__ = EvenRouter
     return model

@@ -71,18 +71,18 @@ class MixtureGPT(GPT):
         ]
 
     def _passing_on(self, block: nn.Module) -> nn.Module:
-        is_mixed = isinstance(block, MixtureBlock)
-        return ForwardPart(partial(self._pass_on, block), block) if is_mixed else block
+        return ForwardPart(partial(self._pass_on, block), block) if isinstance(block, MixtureBlock) else block
 
     def _pass_on(self, block: MixtureBlock, carried: Tensor) -> Tensor:
         """Apply a block to activations, or to what `_pass_on` returns for the block before it."""
         assert self.config.mixture is not None
         x, before = self._unpacked(carried)
-        x, balance = block(x)
+        output: Tensor
+        output, balance = block(x)
         if not block.training or not self.config.mixture.balance:
-            return x
+            return output
         total = balance if before is None else before + balance
-        return torch.cat([x.flatten(1), total[:, None].to(x.dtype)], 1)
+        return torch.cat([output.flatten(1), total[:, None].to(output.dtype)], 1)
 
     def _score_and_balance(self, carried: Tensor) -> Any:
         assert self.config.mixture is not None
