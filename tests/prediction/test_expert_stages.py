@@ -78,6 +78,7 @@ def label(value: Any) -> str:
     return f"{value.label}-{value.stages.label}" if isinstance(value, ss.Strategy) else str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_stages_send_and_hold_what_is_predicted(pool: RankPool, tmp_path: Path) -> None:
     hold(pool, staged(), tmp_path, optimizer="lamb", clip_norm=1.0)
@@ -96,13 +97,9 @@ def test_other_stages_cost_what_they_say(
     hold(pool, strategy, tmp_path, **settings)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [*PARTS[:1], *(pytest.param(*each, marks=pytest.mark.weekly) for each in PARTS[1:])],
-    ids=label,
-)
+@pytest.mark.parametrize(("strategy", "settings"), PARTS, ids=label)
 def test_parts_of_sequences_cost_what_they_say(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, settings: dict[str, Any]
 ) -> None:

@@ -77,7 +77,7 @@ def test_layers_in_order_compute_what_the_model_does(make: Any) -> None:
     assert torch.equal(model(tokens), InOrder(model)(tokens))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier has such stages in the random layouts of tests/oracle/test_hybrid.py
 @pytest.mark.ranks(2)
 def test_stages_with_whole_experts_follow_one_process(pool: RankPool, tmp_path: Path) -> None:
     follow(pool, tmp_path, ss.Pipeline(schedule="zb-h1"), dropping, recompute="full", micro_batch=12)
