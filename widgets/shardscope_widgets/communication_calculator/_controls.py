@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipywidgets as widgets
+import traitlets as t
 
 from shardscope.analytic.communication import ALGORITHMS
+from shardscope.errors import SpecError
+from shardscope.spec.units import parse
 from shardscope_widgets.communication_calculator._asked import CommunicationInputs
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
@@ -25,20 +28,34 @@ def make_controls(asked: CommunicationInputs) -> dict[str, widgets.DOMWidget]:
 
 
 class Sliding(widgets.VBox):  # type: ignore[misc]
-    """The message-size slider, with its value shown as text above it."""
+    """The message-size slider, and a text box above it in which the size can also be typed."""
 
     def __init__(self, asked: CommunicationInputs, slider: widgets.DOMWidget) -> None:
-        self._value = widgets.HTML()
-        super().__init__([self._value, slider])
-        self._slider = slider
-        slider.tooltip = f"Size of the message, {bytes_text(SMALLEST)} to {bytes_text(LARGEST)}"
+        self.size = widgets.Text(description="Message", continuous_update=False)
+        self._value = widgets.HTML()  # for screen readers, which read it out with the slider
+        super().__init__([self.size, self._value, slider])
+        self._asked = asked
+        both = f"{bytes_text(SMALLEST)} to {bytes_text(LARGEST)}"
+        slider.tooltip = f"Size of the message, {both}"
+        self.size.tooltip = f"Size of the message with its unit, such as 25 MB, {both}"
         self.add_class("ss-sliding")
-        asked.observe(lambda change: self._say(change["new"]), "num_bytes")
-        self._say(asked.num_bytes)
+        asked.observe(lambda _change: self._say(), "num_bytes")
+        self.size.observe(lambda _change: self._take(), "value")
+        self._say()
 
-    def _say(self, num_bytes: float) -> None:
+    def _say(self) -> None:
+        self.size.value = bytes_text(self._asked.num_bytes)
         label = '<span class="ss-about">Message</span>'
-        self._value.value = f'{label}<span class="ss-value">{bytes_text(num_bytes)}</span>'
+        self._value.value = f'{label}<span class="ss-value">{self.size.value}</span>'
+
+    def _take(self) -> None:
+        """Set the size to what was typed; a text that is not a size in range is undone."""
+        if self.size.value == bytes_text(self._asked.num_bytes):
+            return
+        try:
+            self._asked.num_bytes = parse(self.size.value, "bytes", field="message")
+        except (SpecError, t.TraitError):
+            self._say()
 
 
 class Ways(widgets.VBox):  # type: ignore[misc]
