@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.show import Table
 from shardscope_widgets.figures._rank_mesh import rank_mesh_info
-from shardscope_widgets.words import duration_text, listed
+from shardscope_widgets.words import duration_text, listed, plural
 
 if TYPE_CHECKING:
     from shardscope.planner.rehearsal import Rehearsal
@@ -96,7 +96,7 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
     here = info.measured or info.predicted
     if here is None:
         return text
-    origin = f"measured in {info.num_steps} steps" if info.measured else "predicted"
+    origin = f"measured in {plural(info.num_steps, 'step')}" if info.measured else "predicted"
     text += f" In the small job, {_most(here)}, as {origin}."
     if here.ranking[0] != info.planned.ranking[0]:
         text += (

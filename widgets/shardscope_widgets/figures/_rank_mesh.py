@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.spans import union
-from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import bytes_text, count_text, duration_text, listed
 
@@ -107,10 +106,9 @@ def rank_mesh_info(prediction: JobPrediction, measured: StepEvents | None = None
     return info if measured is None else info.measured(measured)
 
 
-def axes_info(job: Job | ObservedJob, label: str) -> RankMeshInfo | None:
+def axes_info(job: Job, label: str) -> RankMeshInfo | None:
     """Return the ranks of a job that is not predicted: only their axes; None if they have one axis."""
-    shape = {} if isinstance(job, ObservedJob) else job.strategy.shape(job.world_size)
-    info = RankMeshInfo(label, tuple(shape.items()))
+    info = RankMeshInfo(label, tuple(job.strategy.shape(job.world_size).items()))
     return info if info.used else None
 
 

@@ -141,7 +141,16 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 
     def _kept(self) -> list[widgets.Widget | str]:
         screen = self.screen
-        return [screen.status, screen.problem, screen.chosen, screen.mesh, screen.mesh_words, screen.note]
+        trained = [screen.trained.said, screen.trained.costs]
+        return [
+            screen.status,
+            screen.problem,
+            screen.chosen,
+            *trained,
+            screen.mesh,
+            screen.mesh_words,
+            screen.note,
+        ]
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()

@@ -14,7 +14,6 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, note_html, status_html, words_html
 from shardscope_widgets.kit.mesh_panel import MeshPanel
 from shardscope_widgets.kit.threads import panel_thread
-from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text, safe
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime import Run
     from shardscope.spec.layout import Layout
+    from shardscope_widgets.trace import Trace
 
 WARM_UP = 1
 """Number of first steps that are left out of the measured costs, unless there is no other."""
@@ -56,7 +56,7 @@ class TrainedPlan:
     def clear(self) -> None:
         """Show nothing; a run that was shown continues."""
         self._run = self._trace = None
-        self.said.value, self._of_run.layout.display = "", "none"
+        self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
 
     def say(self, text: str) -> None:
         """Show a sentence, and no run."""
@@ -75,6 +75,8 @@ class TrainedPlan:
             run: The run.
             where: Sentence on where it runs; empty on the emulated cluster.
         """
+        from shardscope_widgets.trace import Trace
+
         self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
         self._planned, self._found, self._prediction = planned, found, prediction
         self._shown: tuple[int, str] | None = None
