@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipywidgets as widgets
-import traitlets as t
 
 from shardscope.analytic.communication import ALGORITHMS
 from shardscope.errors import SpecError
@@ -53,9 +52,12 @@ class Sliding(widgets.VBox):  # type: ignore[misc]
         if self.size.value == bytes_text(self._asked.num_bytes):
             return
         try:
-            self._asked.num_bytes = parse(self.size.value, "bytes", field="message")
-        except (SpecError, t.TraitError):
-            self._say()
+            size = parse(self.size.value, "bytes", field="message")
+        except SpecError:
+            size = 0.0
+        if SMALLEST <= size <= LARGEST:
+            self._asked.num_bytes = size
+        self._say()
 
 
 class Ways(widgets.VBox):  # type: ignore[misc]

@@ -239,7 +239,7 @@ def comparison_or_reason(
         if prediction is None:
             return _OWN_FUNCTIONS if run.job.user_functions and job is None else _NOT_PREDICTED
         is_outdated = launched is not None and launched.is_outdated
-        own = prediction.job
+        own = run.resized_job if job is None else prediction.job
         newer = (
             preflight(own, run.cluster, calls_functions=job is not None).prediction if is_outdated else None
         )
