@@ -108,7 +108,10 @@ def test_one_press_allows_a_run_of_own_functions_to_be_compared_and_its_job_to_b
     lab.tab = "Compare"
     compare = lab.panels["Compare"]
     assert compare.screen.call.layout.display is None
-    assert "functions of your own (own). Predict it" in compare.screen.status.value
+    assert (
+        "functions of your own (own), which are called in this kernel once you press"
+        in compare.screen.status.value
+    )
     assert compare.comparison is None
     compare.screen.call.click()
     compare.wait(60)

@@ -132,7 +132,8 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
             self.screen.hide()
             names = listed([code.name for code in run.job.user_functions.values()])
             self.screen.say(
-                f"{run.name} has functions of your own ({names}). Predict it: they are called once here."
+                f"{run.name} has functions of your own ({names}), which are called in this kernel once you press "
+                "Predict it."
             )
             return
         self.screen.say(f"{run.name} is being predicted, simulated and compared.", "running")
