@@ -150,8 +150,10 @@ def test_the_size_of_a_message_can_be_typed(calculator: CommunicationCalculator)
     for refused in ("many", "1 TB", "-5 MB", ""):
         box.size.value = refused
         assert (box.size.value, calculator.num_bytes) == ("25 MB", 25e6)
-    calculator.num_bytes = 1e9
-    assert box.size.value == "1 GB"
+    box.children[-1].value = 26.1e6  # the slider's place nearest to what was typed
+    assert calculator.num_bytes == 25e6
+    box.children[-1].value = 1e9
+    assert (calculator.num_bytes, box.size.value) == (1e9, "1 GB")
 
 
 def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: CommunicationCalculator) -> None:
