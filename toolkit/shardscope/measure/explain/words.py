@@ -98,7 +98,10 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
 def _hidden(loss: Loss, step: MeasuredStep) -> str:
     """Return a clause on the part of the communication during which ranks also compute; empty if there is none."""
     both = min(step.hidden, default=0.0) / step.seconds
-    return f" ({min(both, loss.share):.0%} while ranks also compute)" if both > _VISIBLE else ""
+    if both < _VISIBLE:
+        return ""
+    part = "all of it" if both > loss.share - _VISIBLE else f"{both:.0%}"
+    return f", {part} while ranks also compute"
 
 
 def _others(step: MeasuredStep) -> str:
