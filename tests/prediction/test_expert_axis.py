@@ -88,7 +88,7 @@ def name_of(value: Any) -> str:
 
 def job_of(model: Any, strategy: ss.Strategy, **fields: Any) -> ss.Job:
     fields = {"steps": 3, "record": EVERY_STEP, "batch": ss.Batch(16, micro_batch=2), **fields}
-    return ss.Job(model=model, data="python-source", strategy=strategy, world_size=4, **fields)
+    return ss.Job(model=model, data="python-source", strategy=strategy, **{"world_size": 4, **fields})
 
 
 def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> tuple[list[Events], Comparison]:
