@@ -295,7 +295,9 @@ class Plans:
         """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
 
         The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
-        proportions. Devices of different types keep their relative speeds and the plan's division of the layers.
+        proportions. Devices of different types keep their relative speeds and the plan's division of the layers. A step
+        has at most 16 micro-batches, or two for each stage; with fewer stages than planned, it has fewer, for the same
+        bubble.
 
         Args:
             rank: Position in the ranking, from 1.
