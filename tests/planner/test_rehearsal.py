@@ -107,6 +107,11 @@ def test_a_smaller_layout_fits_and_has_the_same_axes(degrees: tuple[int, ...], r
     assert all(degree % mine == 0 or mine == 2 for degree, mine in zip(degrees, here, strict=True))
 
 
+@pytest.mark.parametrize(("experts", "ranks"), [(3, 2), (5, 4), (7, 4), (9, 8)])
+def test_a_smaller_layout_keeps_the_expert_axis(experts: int, ranks: int) -> None:
+    assert smaller(ss.Layout(data=experts, expert=experts), ranks).expert > 1
+
+
 def test_a_plan_of_all_axes_is_rehearsed_on_eight_ranks() -> None:
     cluster = ss.Cluster.of("h100", nodes=8, per_node=4)
     fix = {
