@@ -55,8 +55,9 @@ class TrainedPlan:
 
     def clear(self) -> None:
         """Show nothing; a run that was shown continues."""
-        self._run = self._trace = None
-        self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
+        with self._guard.lock:
+            self._run = self._trace = None
+            self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
 
     def say(self, text: str) -> None:
         """Show a sentence, and no run."""
@@ -77,17 +78,18 @@ class TrainedPlan:
         """
         from shardscope_widgets.trace import Trace
 
-        self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
-        self._planned, self._found, self._prediction = planned, found, prediction
-        self._shown: tuple[int, str] | None = None
-        self._steps: dict[int, StepEvents] = {}
-        self.said.value = words_html(rehearsal_text(planned, found, prediction, run.name), is_live=True)
-        differences = " ".join(filter(None, (where, *found.notes)))
-        told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
-        self.notes.value = told if differences else ""
-        self._draw(())
-        self._of_run.layout.display = None
-        self._beat()
+        with self._guard.lock:
+            self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
+            self._planned, self._found, self._prediction = planned, found, prediction
+            self._shown: tuple[int, str] | None = None
+            self._steps: dict[int, StepEvents] = {}
+            self.said.value = words_html(rehearsal_text(planned, found, prediction, run.name), is_live=True)
+            differences = " ".join(filter(None, (where, *found.notes)))
+            told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
+            self.notes.value = told if differences else ""
+            self._draw(())
+            self._of_run.layout.display = None
+            self._beat()
         self._clock.start()
 
     def close(self) -> None:
