@@ -141,7 +141,7 @@ def gathered_in_stages(
     for rank, pieces in stages:
         used = {place for piece in pieces for place in piece.parameters}
         rows = [step.parameters[place] for place in used]
-        size = sum(padded_elements(row.shape, ranks) for row in rows if row.shape)
+        size = sum(padded_elements(row.shape, ranks) for row in rows if not row.is_whole)
         sizes.setdefault(rank, []).append(float(element_bytes * size))
     return [sum(sizes[rank]) if stage == 2 else max(sizes[rank]) for rank in sorted(sizes)]
 

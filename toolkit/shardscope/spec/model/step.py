@@ -53,11 +53,18 @@ class ParameterRow(Spec):
     """Whether it is a part of a tensor that is divided over tensor or expert ranks."""
     is_expert: bool = False
     """Whether it is a parameter of experts that are distributed over expert ranks."""
+    is_repeated: bool = False
+    """Whether several stages of a pipeline use it on one of its ranks, so that ZeRO 2 and 3 do not shard it."""
 
     @property
     def num_elements(self) -> int:
         """Number of elements; 1 for a scalar."""
         return prod(self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank has all of it in ZeRO 2 and 3, as of a scalar, which cannot be sharded."""
+        return self.is_repeated or not self.shape
 
 
 class AxisMessage(Spec):

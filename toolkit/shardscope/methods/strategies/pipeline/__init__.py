@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.memory.in_flight import StageSaved
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece
@@ -322,6 +323,15 @@ class Pipeline(Strategy):
         if count * step.world_size * self.stages_per_rank > _MOST_LISTED:
             return None
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
+
+    def passes_of_stages(self, micro_batches: int, world_size: int) -> list[tuple[StagePass, ...]]:
+        """Return the passes of each stage in a step, in order."""
+        from shardscope.analytic.schedules import build
+        from shardscope.analytic.schedules.stage_passes import stage_passes
+
+        count = self.microbatches or micro_batches
+        table = build(self.schedule, world_size, count, self.stages_per_rank)
+        return stage_passes(table, self.passes(micro_batches))
 
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.

@@ -133,7 +133,7 @@ class PipelineRank(RankStrategy):
         modules = {index: StageModule(self.cut.stages[index], self.passing) for index in self._own_stages()}
         self.modules = nn.ModuleList(modules.values())
         free_unused(model, [layer for index in modules for _, layer in self.cut.stages[index]])
-        self.data.adopt(model, [*self.modules], _held(model))
+        self.data.adopt(model, [*self.modules], _held(model), repeated=self.cut.repeated)
         self.names = dict(_held(model))
         self.parameters = list(self.data.parameters)
         self.placeholder = None if self.parameters else self._placeholder(model)
