@@ -7,23 +7,43 @@ from dataclasses import replace
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.errors import SpecError, quoted
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.methods.strategies.mesh.expert_axis import layers_of
 from shardscope.prediction.traced import Traced
+from shardscope.spec import Job
 
 _DIGITS = 1e-6
 """Largest sum of fractions above 1, by rounding."""
 
 
+def takes_loads(job: Job) -> bool:
+    """Return whether the step of a job can be predicted with loads of experts: not if stages have its layers."""
+    return int((job.strategy.degrees(job.world_size) or {}).get("pipeline", 1)) == 1
+
+
 def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -> JobStep:
     """Return a step with loads of experts; see `JobPrediction.with_expert_loads`."""
-    degree = getattr(step.job.strategy, "expert", 1)
-    if degree == 1:
+    mesh = step.job.strategy
+    if not isinstance(mesh, Mesh) or mesh.expert == 1:
         raise SpecError(
             "expert_loads has no effect on a job without an expert axis, whose ranks all hold all experts; omit it, or "
             "give for example layout=ss.Layout(data=4, expert=4, ...)"
         )
-    divided = [row.shape for row in step.trace.parameters if row.is_expert and len(row.shape) == 3]
-    experts, layers = divided[0][0] * degree, len(divided) // 2  # two matrices in each layer
-    rows = [tuple(float(each) for each in row) for row in loads]
+    if not takes_loads(step.job):
+        raise SpecError(
+            "expert_loads is not available for a job with a pipeline, whose stages have the layers with experts; omit "
+            "it, or give a layout with pipeline=1"
+        )
+    found_layers = layers_of(mesh, step)
+    assert found_layers is not None  # without stages, all layers are in one trace
+    experts, layers = found_layers.experts, found_layers.num_layers
+    try:
+        rows = [tuple(float(each) for each in row) for row in loads]
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"expert_loads={quoted(loads)} is not a list of rows of numbers; give a number for each expert, in one row "
+            "or one for each layer"
+        ) from None
     rows = rows * layers if len(rows) == 1 else rows
     if len(rows) != layers or any(len(row) != experts for row in rows):
         raise SpecError(

@@ -203,7 +203,7 @@ def _gathered(step: JobStep) -> list[float]:
         stages = cast("Pipeline", along.job.strategy).stages(along)
         found = gathered_in_stages(
             with_repeated(step.trace, stages), stages, stage=stage, ranks=cut.ranks,
-            element_bytes=cut.element_bytes,
+            element_bytes=cut.element_bytes, expert_ranks=cut.expert_ranks,
         )  # fmt: skip
     else:
         found = [0.0]

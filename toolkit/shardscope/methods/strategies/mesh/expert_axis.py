@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import Exchange, When
     from shardscope.analytic.communication.ring import Ints
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import AxisMessage, StepTrace
@@ -25,17 +26,12 @@ if TYPE_CHECKING:
 
 def check(mesh: Mesh, job: Job) -> None:
     """Reject a model without experts, and what is not available yet with experts on different ranks."""
-    ranks = mesh.num_data_ranks(job.world_size)
+    ranks, of = mesh.num_state_ranks(job.world_size), "data" if mesh.context == 1 else "data and context"
     if ranks % mesh.expert:
         raise SpecError(
-            f"strategy.expert={mesh.expert} does not divide the {ranks} data ranks, over which it distributes experts; "
+            f"strategy.expert={mesh.expert} does not divide the {ranks} {of} ranks, over which it distributes experts; "
             f"use one of {divisors_text(ranks, near=mesh.expert)}"
         )
-    for axis in ("context", "pipeline"):
-        if (size := getattr(mesh, axis)) > 1:
-            raise SpecError(
-                f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
-            )
     for name in ("shards", "replicas", "offload", "collectives"):
         field, value = type(mesh.data).model_fields.get(name), getattr(mesh.data, name, None)
         if field is not None and value != field.default:
@@ -73,11 +69,11 @@ def _check_model(mesh: Mesh, job: Job) -> None:
 
 
 def shape(mesh: Mesh, world_size: int) -> dict[str, int]:
-    """Return the number of data ranks that hold the same experts, that of ranks with different ones, and that of ranks
-    among which each is divided.
+    """Return the number of ranks with other layers, that of data ranks that hold the same experts, that of ranks with
+    different ones, and that of ranks among which each is divided.
     """
     holders = mesh.num_state_ranks(world_size) // mesh.expert
-    return {EXPERT_DATA: holders, "expert": mesh.expert, "tensor": mesh.tensor}
+    return {"pipeline": mesh.pipeline, EXPERT_DATA: holders, "expert": mesh.expert, "tensor": mesh.tensor}
 
 
 def holders_job(mesh: Mesh, job: Job) -> Job:
@@ -99,8 +95,10 @@ def exchanging(mesh: Mesh, job: Job, data: JobStep) -> dict[str, JobStep]:
     """
     from shardscope.analytic.expert_trace import part_of
 
+    if not any(row.is_expert for row in data.trace.parameters):  # of a stage without experts
+        return {"data": replace(data, normed=tuple(data.trained))}
     experts = replace(
-        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True,
+        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True, passes=_passes(data),
         slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
     dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
@@ -124,6 +122,15 @@ def _of_experts(trace: StepTrace) -> StepTrace:
     )
 
 
+def _passes(data: JobStep) -> tuple[tuple[StagePass, ...], ...]:
+    """Return the passes of each unit of `_of_experts`: those of the block around it."""
+    from shardscope.analytic.expert_trace import layer_numbers, part_of
+
+    rows = part_of(data.trace, of_experts=True).parameters
+    around = {unit: row.unit for row, unit in zip(rows, layer_numbers(rows), strict=True)}
+    return tuple(data.passes[around[unit]] for unit in sorted(around)) if data.passes else ()
+
+
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """Return the exchanges of the gradients of experts at their time: after the last pass, unless they are later."""
     from shardscope.analytic.communication.plan import When
@@ -132,7 +139,7 @@ def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
     return [each if each.when.phase == "optimizer" else replace(each, when=end) for each in exchanges]
 
 
-class _Layers(NamedTuple):
+class ExpertLayers(NamedTuple):
     """Layers with experts, as traced with an even load; all have the same sizes."""
 
     num_layers: int
@@ -145,7 +152,7 @@ class _Layers(NamedTuple):
     forward_passes: int
 
     @classmethod
-    def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> _Layers:
+    def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> ExpertLayers:
         """Return the layers that call these all-to-alls in a micro-batch."""
         forward = [each for each in messages if each.phase == "forward"]
         count, (_, tokens, outputs) = len(forward) // _FORWARD, forward[:_FORWARD]
@@ -189,7 +196,9 @@ def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
     from shardscope.analytic.communication.experts import all_to_alls
     from shardscope.analytic.communication.plan import When
 
-    layers, ranks = _layers(mesh, step), mesh.expert
+    layers, ranks = layers_of(mesh, step), mesh.expert
+    if layers is None:
+        return
     loads = layers.loads(step, ranks)
     sizes = {name: getattr(layers, name) for name in ("hidden", "element_bytes", "output_bytes")}
     to_first = np.zeros_like(loads[0])  # all tokens go to the first rank, except its own
@@ -250,11 +259,13 @@ def _norms(mesh: Mesh, step: JobStep) -> Iterator[Traffic]:
 def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     """Return the work of each rank with the loads of its experts, given that with an even load.
 
-    A rank computes for the tokens that all ranks of its group send to its experts.
+    A rank computes for the tokens that all ranks of its group send to its experts. In each layer, all ranks wait for
+    the one with the most tokens: what the busiest rank of the step waits for others in its other layers counts as work.
     """
     import numpy as np
 
-    layers, ranks = _layers(mesh, step), mesh.expert
+    layers, ranks = layers_of(mesh, step), mesh.expert
+    assert layers is not None
     of_choice = (
         sum(
             2 * row.shape[-2] * row.shape[-1]
@@ -263,7 +274,9 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
         )
         / layers.num_layers
     )  # FLOPs: a product with each matrix of an expert
-    shares = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum((0, 2)) / layers.num_layers
+    of_layers = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum(2)
+    shares = of_layers.mean(0)
+    shares += of_layers.max(1).mean() - shares.max()
     extra = (ranks * shares - 1) * layers.choices * of_choice * layers.num_layers / step.flops
     place = {rank: at for group in mesh.groups("expert", step.world_size) for at, rank in enumerate(group)}
     return [
@@ -272,12 +285,13 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     ]
 
 
-def _layers(mesh: Mesh, step: JobStep) -> _Layers:
+def layers_of(mesh: Mesh, step: JobStep) -> ExpertLayers | None:
+    """Return the layers with experts of a step; None for a stage without any."""
     messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
-    return _Layers.of(messages, mesh, step)
+    return ExpertLayers.of(messages, mesh, step) if messages else None
 
 
-def _kinds(layers: _Layers, phase: str) -> list[tuple[int, int]]:
+def _kinds(layers: ExpertLayers, phase: str) -> list[tuple[int, int]]:
     """Return the layer, and the place in `AllToAlls`, of each all-to-all in a pass of a micro-batch, in order."""
     forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
     of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]

@@ -130,9 +130,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     return found._replace(
         exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
         flow=found.flow._replace(
-            copies=step.world_size // mesh.pipeline,
-            groups=1 if mesh.data.exchanges_in_passes else mesh.num_data_ranks(step.world_size),
-            sends=on_axis("pipeline", found.flow.sends),
+            copies=step.world_size // mesh.pipeline, sends=on_axis("pipeline", found.flow.sends)
         ),
     )
 
@@ -232,7 +230,7 @@ def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
     """Return whether an exchange of a stage's ranks is part of a pass."""
     if exchange.when.phase == "optimizer":
         return False
-    if axis_of(exchange.collective) in {"tensor", "context"}:
+    if axis_of(exchange.collective) in {"tensor", "context", "expert"}:
         return exchange.when.part < 1
     return mesh.data.exchanges_in_passes and collective_of(exchange.collective) not in _AFTER_PASSES
 
