@@ -49,9 +49,9 @@ STAGED = [
     (staged("zero-2"), "none"),
     (staged("zero-3"), "none"),
     (staged("zero-3", "interleaved", virtual_stages=2), "full"),
-    (staged("zero-3", "zb-h1"), "none"),
+    (staged("zero-3", "zb-h1"), "full"),
     (staged("zero-3", "v-half"), "none"),
-    (staged("zero-2", "zbv"), "none"),
+    (staged("zero-2", "zbv"), "selective"),
 ]
 """Meshes with a pipeline, each with a recomputation mode."""
 SETTINGS: list[dict[str, Any]] = [

@@ -113,7 +113,9 @@ def trace_step(
         pieces=_with_passes(
             tuple(_pieces(make(), inputs, samples, autocast)),
             {
-                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
+                mode: _piece_passes(
+                    apply_recompute(make(), mode), inputs, samples, autocast, in_halves=mode != "none"
+                )
                 for mode, step in steps.items()
                 if step.messages or mode != "none"
             },
@@ -356,6 +358,8 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
+    in_halves: tuple[float, float, float, float]
+    """The same in a split backward pass; see `PipelinePiece.recompute_split`."""
 
 
 def _piece_passes(
@@ -363,8 +367,11 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    in_halves: bool,
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves.
+    """Run the passes of a module layer by layer, and return what each layer sends and saves, with `in_halves` also if
+    its backward pass is split.
 
     Empty if the module cannot be split into layers.
     """
@@ -377,18 +384,52 @@ def _piece_passes(
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
-        saved = Activations(held)
+        saved, given = Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _leaf, x))
+                x = call(layer, tree_map_only(Tensor, _leaf, given))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
+        most = between = again = after = 0.0
+        if in_halves:
+            halves, taken = Activations(held), tree_map_only(Tensor, _leaf, given)
+            with recording(), halves.active(), autocast(), passing(module, inputs):
+                grown = _in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
+            most, between, again, after = (size / samples for size in grown)
         found.append(
-            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples)
-        )
+            _PiecePasses(
+                _per_sample(called, samples), kept / samples, (saved.peak - kept) / samples,
+                (most, between, again, after),
+            )
+        )  # fmt: skip
     return found
+
+
+def _in_halves(
+    layer: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], saved: Activations
+) -> tuple[int, int, int, int]:
+    """Run the two halves of a layer's backward pass, and return the bytes by which the saved bytes grow.
+
+    They are measured at the peak of the first half, after it, at the peak of the second, and after that. The graph of
+    the layer stays, as that of all layers but the last in a stage.
+    """
+    from shardscope.training._compat_pipelining import stage_backward_input, stage_backward_weight
+
+    before = saved.peak = saved.bytes
+    ends = [tensor.clone() for tensor in outputs if tensor.requires_grad]  # views cannot be detached
+    if not ends:
+        return 0, 0, 0, 0
+    gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
+    try:
+        _, groups = stage_backward_input(ends, gradients, [*inputs], layer.parameters())
+        first, between = saved.peak, saved.bytes
+        saved.peak = between
+        stage_backward_weight(layer.parameters(), groups)
+    except (RuntimeError, KeyError):  # no schedule that splits backward passes can train such a layer
+        return 0, 0, 0, 0
+    return first - before, between - before, saved.peak - before, saved.bytes - before
 
 
 def _with_passes(
@@ -403,6 +444,7 @@ def _with_passes(
                 for mode, rows in passes.items()
                 if mode != "none"
             },
+            recompute_split={mode: rows[place].in_halves for mode, rows in passes.items() if mode != "none"},
         )
         for place, piece in enumerate(pieces)
     )

@@ -328,10 +328,7 @@ class Pipeline(Strategy):
         return stage_passes(table, self.passes(micro_batches))
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.
-
-        The result is an estimate if blocks are recomputed and the schedule splits the backward pass.
-        """
+        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss."""
         from shardscope.analytic.memory.in_flight import saved_in_flight
 
         table = self._table(step)
