@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +39,7 @@ from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
+from shardscope.training.split_trace import delayed_bytes, grown_in_halves
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
@@ -344,7 +344,7 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
-            delayed_bytes=_delayed_bytes(taken, leaf_tensors(x)) / samples,
+            delayed_bytes=delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
@@ -396,7 +396,7 @@ def _piece_passes(
         if in_halves:
             halves, taken = Activations(held), tree_map_only(Tensor, _leaf, given)
             with recording(), halves.active(), autocast(), passing(module, inputs):
-                grown = _in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
+                grown = grown_in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
             most, between, again, after = (size / samples for size in grown)
         found.append(
             _PiecePasses(
@@ -405,31 +405,6 @@ def _piece_passes(
             )
         )  # fmt: skip
     return found
-
-
-def _in_halves(
-    layer: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], saved: Activations
-) -> tuple[int, int, int, int]:
-    """Run the two halves of a layer's backward pass, and return the bytes by which the saved bytes grow.
-
-    They are measured at the peak of the first half, after it, at the peak of the second, and after that. The graph of
-    the layer stays, as that of all layers but the last in a stage.
-    """
-    from shardscope.training._compat_pipelining import stage_backward_input, stage_backward_weight
-
-    before = saved.peak = saved.bytes
-    ends = [tensor.clone() for tensor in outputs if tensor.requires_grad]  # views cannot be detached
-    if not ends:
-        return 0, 0, 0, 0
-    gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
-    try:
-        _, groups = stage_backward_input(ends, gradients, [*inputs], layer.parameters())
-        first, between = saved.peak, saved.bytes
-        saved.peak = between
-        stage_backward_weight(layer.parameters(), groups)
-    except (RuntimeError, KeyError):  # no schedule that splits backward passes can train such a layer
-        return 0, 0, 0, 0
-    return first - before, between - before, saved.peak - before, saved.bytes - before
 
 
 def _with_passes(
@@ -458,33 +433,6 @@ def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, .
         else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
         for each in called
     )
-
-
-def _delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes of gradients of the results of operations that take both an input of the layer and a weight.
-
-    PyTorch's split backward pass keeps these until it computes the gradients of weights (``stage_backward_input``).
-    """
-    feeds: dict[Any, list[Any]] = defaultdict(list)
-    waiting = [output.grad_fn for output in outputs]
-    seen = {*waiting}
-    while waiting:
-        node = waiting.pop()
-        for other, _ in node.next_functions if node is not None else ():
-            if other is not None:
-                feeds[other].append(node)
-                waiting += [other] * (other not in seen)
-                seen.add(other)
-    leaves = {id(tensor) for tensor in inputs}
-    from_inputs = [node for node in feeds if id(getattr(node, "variable", None)) in leaves]
-    reached = {*from_inputs}
-    while from_inputs:
-        later = [each for each in feeds[from_inputs.pop()] if each not in reached]
-        from_inputs += later
-        reached |= {*later}
-    weighted = {node for other, nodes in feeds.items() if other not in reached for node in nodes} & reached
-    results = [result for node in weighted for result in node._input_metadata]  # noqa: SLF001 - nothing else has sizes
-    return sum(prod(result.shape) * result.dtype.itemsize for result in results)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
