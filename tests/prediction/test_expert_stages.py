@@ -35,7 +35,7 @@ STAGED: list[tuple[ss.Strategy, dict[str, Any]]] = [
     (staged(RING), {"model": late, "optimizer": "lamb", "clip_norm": 1.0}),
     (staged("zero-3"), {"optimizer": "lamb", "clip_norm": 1.0}),
     (staged(RING, "zb-h1"), {"recompute": "selective"}),
-    (staged("zero-3", "zbv"), {"model": late}),
+    (staged("zero-3"), {"model": late}),
     (staged(ZERO_1), {"model": late, "precision": "fp16", "clip_norm": 1.0}),
     (staged("zero-2"), {"recompute": "full"}),
     (staged(RING, expert=1), {"optimizer": "lamb", "recompute": "full"}),
