@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import shardscope as ss
 from benchmarks._emulated_runs import JobOf, Result, kendall_tau, measure, print_report, results
 from shardscope.analytic.layouts import Layouts
+from shardscope.planner.jobs import formula_s
 from shardscope.planner.plans import PlanRow, Plans
-from shardscope.prediction.step.step import step_time
 
 NODES, PER_NODE, UPLINK, UPDATES = 2, 4, "20 Mbit/s", "2 GB/s"
 FLOPS = {"gpt-nano": "400 MFLOP/s", "gpt-micro": "1.2 GFLOP/s", "moe-nano": "500 MFLOP/s"}
@@ -98,24 +98,16 @@ def jobs(models: Sequence[str], sample: int | None) -> dict[str, JobOf]:
     }
 
 
-def formula_s(model: str, layout: ss.Layout) -> float:
-    """Return the step time by the formula that orders the planner's candidates, in seconds."""
-    setting = plans_of(model).setting
-    return float(
-        step_time(setting.model, Layouts.of([layout]), setting.cluster, setting.calibration).total[0]
-    )
-
-
 def print_order(model: str, found: Sequence[Result]) -> None:
     """Print how well the planned orders of a model's layouts agree with the measured one."""
     own = [each for each in found if each.key.startswith(f"{model} ")]
     if len(own) < 2:
         return
     measured, every = [each.measured_s for each in own], cases(model)
-    plans = [every[each.key].plan for each in own]
+    plans, setting = [every[each.key].plan for each in own], plans_of(model).setting
     orders = {
         "the planner": [plan.step_time_s for plan in plans],
-        "its formula": [formula_s(model, plan.layout) for plan in plans],
+        "its formula": [float(formula_s(setting, Layouts.of([plan.layout]))[0]) for plan in plans],
         "ss.simulate": [each.simulated_s for each in own],
     }
     for name, times in orders.items():

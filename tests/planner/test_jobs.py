@@ -12,7 +12,8 @@ from shardscope.planner import Plans
 
 CLUSTER = ss.Cluster.emulated(2, "20 Mbit/s", per_node=2, flops="400 MFLOP/s", memory_bandwidth="2 GB/s")
 FIX: dict[str, Any] = {
-    "micro_batch": 2, "schedule": ["1f1b", "interleaved"], "recompute": "none", "sequence_parallel": False,
+    "tensor": [1, 2], "context": [1, 2], "zero": [0, 2], "micro_batch": 2, "schedule": ["1f1b", "interleaved"],
+    "recompute": "none", "sequence_parallel": False,
 }  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def plans() -> Plans:
 
 
 def test_time_and_memory_of_a_plan_are_the_prediction_of_its_job(plans: Plans) -> None:
-    assert len(plans) > 40
+    assert len(plans) > 15
     axes = ("data", "tensor", "pipeline", "context")
     assert {axis for plan in plans for axis in axes if getattr(plan.layout, axis) > 1} == {*axes}
     for rank in range(1, len(plans) + 1, 7):
@@ -52,9 +53,9 @@ def test_plans_are_ranked_by_the_predictions_of_their_jobs(plans: Plans) -> None
 def test_jobs_are_predicted_in_the_order_of_the_formula_until_enough_fit(
     plans: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.planner.jobs.TIMED", 12)
+    monkeypatch.setattr("shardscope.planner.jobs.TIMED", 4)
     some = planned(top=3)
-    assert 12 <= len(some.order) < len(plans.order)
+    assert 4 <= len(some.order) < len(plans.order)
     assert len(some) == 3
     assert some.best == plans.best
 
@@ -67,8 +68,8 @@ def test_a_comparison_adds_up_to_the_difference_of_the_predicted_steps(plans: Pl
 
 
 def test_why_names_what_a_job_cannot_do(plans: Plans) -> None:
-    assert plans.why(plans[3].layout) == "it is plan 4 of the table"
-    layout = plans.best.layout.replace(data=4, tensor=1, pipeline=1, context=1, zero=1, shard=2)
+    assert plans.why(plans.best.layout) == "it is plan 1 of the table"
+    layout = ss.Layout(data=4, zero=1, shard=2, global_batch=16, micro_batch=2, precision="fp32")
     assert "shard=2 with zero=1 is not available in jobs yet" in plans.why(layout)
 
 

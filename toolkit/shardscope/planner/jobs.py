@@ -35,6 +35,7 @@ from shardscope.planner.setting import SearchSettings, capacity
 from shardscope.prediction.job import AGENT_BYTES, RANK_BYTES, JobPrediction, predict_job
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.step import StepParts, step_time
+from shardscope.prediction.traced import tracing_together
 from shardscope.runlog.axes import EXPERT_DATA, axis_of
 from shardscope.spec.cluster import Device, EmulatedCluster
 from shardscope.spec.job import Job
@@ -171,13 +172,14 @@ def search_jobs(setting: SearchSettings, found: Candidates, *, keep: int | None)
                 known[row] = None  # no job has this layout
         return known[row]
 
-    grid = found.bodies.grid[rows.body]
-    fitting = 0
-    for row in np.argsort(rows.time_s * _factors(rows.time_s, grid, figures), kind="stable").tolist():
-        if fitting >= most:
-            break
-        each = figures(row)
-        fitting += each is not None and each.held_bytes <= room
+    grid, fitting = found.bodies.grid[rows.body], 0
+    with tracing_together():
+        expected_s = rows.time_s * _factors(rows.time_s, grid, figures)
+        for row in np.argsort(expected_s, kind="stable").tolist():
+            if fitting >= most:
+                break
+            each = figures(row)
+            fitting += each is not None and each.held_bytes <= room
     return _kept(found, rows, known, room)
 
 
@@ -228,8 +230,16 @@ def _all_rows(setting: SearchSettings, found: Candidates) -> RankedRows:
     body, way = np.repeat(body, choices), np.repeat(way, choices)
     compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
     layouts = found.layouts(body, way, compression)
-    time = step_time(setting.model, layouts, setting.cluster, setting.calibration).total
+    time = formula_s(setting, layouts)
     return RankedRows(body, way, compression, np.zeros_like(body), time, np.zeros(len(body)))
+
+
+def formula_s(setting: SearchSettings, layouts: Layouts) -> Floats:
+    """Return the step time of each layout by the formula, in seconds, as far as it holds for jobs: without messages
+    between stages, which jobs send while they compute.
+    """
+    parts = step_time(setting.model, layouts, setting.cluster, setting.calibration)
+    return np.asarray(parts.total - parts.pipeline_comm)
 
 
 def figures_of(setting: SearchSettings, layout: Layout) -> JobFigures:

@@ -140,9 +140,16 @@ def _first_job(small: Small, layout: Layout, sizes: Iterable[int]) -> Job:
     raise why
 
 
+def _num_micro_batches(planned: Layout, stages: int) -> int:
+    """Return the number of micro-batches of a job: as in the plan, or as many per stage if there are fewer stages."""
+    if stages == planned.pipeline:
+        return max(planned.num_micro_batches, stages)
+    return stages * -(-planned.num_micro_batches // planned.pipeline)
+
+
 def _job_of(small: Small, here: Layout) -> Job:
     fits = max(2, small.config.layers // here.pipeline)
-    count = max(small.layout.num_micro_batches, here.pipeline)
+    count = _num_micro_batches(small.layout, here.pipeline)
     zero = here.zero if here.data * here.context > 1 else 0  # there is nothing to share states with
     return Job(
         model=small.name, data="python-source", steps=small.steps, name=f"rehearsal-{small.name}",
