@@ -311,9 +311,9 @@ def step_parts(setting: SearchSettings, layouts: Layouts) -> StepParts:
     Raises:
         SpecError: No job corresponds to a layout.
     """
-    found = [figures_of(setting, each).seconds for each in _each(layouts)]
-    columns = {name: np.array([each[name] for each in found]) for name in StepParts._fields[:-1]}
-    return StepParts(**columns, total=np.sum([*columns.values()], axis=0))
+    found = [figures_of(setting, each) for each in _each(layouts)]
+    columns = {name: np.array([each.seconds[name] for each in found]) for name in StepParts._fields[:-1]}
+    return StepParts(**columns, total=np.array([each.step_time_s for each in found]))
 
 
 def memory_of(setting: SearchSettings, layouts: Layouts) -> MemoryParts:

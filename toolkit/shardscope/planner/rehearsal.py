@@ -33,7 +33,7 @@ from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
 from shardscope.planner.emulated import EmulatedDevices
-from shardscope.planner.jobs import devices_of, figures_of, job_of
+from shardscope.planner.jobs import devices_of, job_of, step_parts
 from shardscope.planner.proportions import proportion_notes
 from shardscope.planner.rehearsed_job import Small, kept_job, small_models
 from shardscope.planner.setting import SearchSettings
@@ -155,8 +155,10 @@ def _as_planned(
                 f"as it is; leave {name} out"
             )
     job = job_of(setting.model, layout).replace(steps=steps)
-    step_time_s = figures_of(setting, layout).step_time_s
-    return Rehearsal(job, devices_of(setting).launched_on, step_time_s, step_time_s)
+    planned = step_parts(setting, Layouts.of([layout]))
+    step_time_s = float(planned.total[0])
+    axes_s = dict(_axes_s(layout, planned))
+    return Rehearsal(job, devices_of(setting).launched_on, step_time_s, step_time_s, planned_axes_s=axes_s)
 
 
 def _slowed(
