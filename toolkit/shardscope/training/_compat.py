@@ -80,16 +80,16 @@ def is_in_checkpoint() -> bool:
 
 
 def all_gather_single(output: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Gather the parts of all ranks into one tensor, in the order of the ranks (renamed in PyTorch 2.13)."""
+    """Gather the parts of all ranks into one contiguous tensor, in the order of the ranks (renamed in PyTorch 2.13)."""
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-    gather(output, part, group=group)
+    gather(output.view(-1), part.view(-1), group=group)  # gloo refuses an output with a dimension of ranks
 
 
 def reduce_scatter_single(part: Tensor, terms: Tensor, group: ProcessGroup) -> None:
-    """Sum the ranks' tensors, and scatter the sum over the ranks (renamed in PyTorch 2.13)."""
+    """Sum the ranks' contiguous tensors, and scatter the sum over the ranks (renamed in PyTorch 2.13)."""
     renamed = hasattr(dist, "reduce_scatter_single")
     scatter = dist.reduce_scatter_single if renamed else dist.reduce_scatter_tensor
-    scatter(part, terms, group=group)
+    scatter(part.view(-1), terms.view(-1), group=group)
 
 
 def function_modes() -> list[Any]:
