@@ -151,6 +151,7 @@ class FsdpUnit(NamedTuple):
         reduced_element_bytes: Bytes per element of the gradients in the reduce-scatter.
         frees: Whether the gathered parameters are freed after the forward pass.
         num_shards: Number of ranks over which the parameters are sharded.
+        num_replicas: Number of groups of such ranks, each with all parameters (HSDP).
         exchanges: Whether the next backward pass reduces gradients over ranks.
     """
 
@@ -160,6 +161,7 @@ class FsdpUnit(NamedTuple):
     reduced_element_bytes: int
     frees: bool
     num_shards: int
+    num_replicas: int
     exchanges: bool
 
 
@@ -179,6 +181,7 @@ def _unit_of(group: Any) -> FsdpUnit:
         (group.mp_policy.reduce_dtype or gathered).itemsize,
         group.post_forward_mesh_info is not None,
         group.mesh_info.shard_mesh_size,
+        getattr(group.mesh_info, "replicate_mesh_size", 1),
         group.reduce_grads,
     )
 
