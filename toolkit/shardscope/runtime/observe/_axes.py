@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from math import prod
+from typing import Any
 
 from torch import nn
 
@@ -22,11 +23,11 @@ def tensor_axis(model: nn.Module) -> tuple[int, int]:
 
     These are the ranks along the dimensions of DTensors that follow those of FSDP2, which are first in a mesh.
     """
-    tensors = sys.modules.get("torch.distributed.tensor")  # without it, there are no DTensors
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # imported if there are any
     units = fsdp_units(model)
     of_data = 0 if not units else 1 + (units[0].num_replicas > 1)
-    for parameter in model.parameters() if tensors is not None else ():
-        if not isinstance(parameter, tensors.DTensor):
+    for parameter in model.parameters():
+        if not isinstance(parameter, kind):
             continue
         mesh = parameter.device_mesh
         sizes, place = tuple(mesh.shape)[of_data:], mesh.get_coordinate()
