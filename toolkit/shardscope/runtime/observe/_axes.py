@@ -23,7 +23,9 @@ def tensor_axis(model: nn.Module) -> tuple[int, int]:
 
     These are the ranks along the dimensions of DTensors that follow those of FSDP2, which are first in a mesh.
     """
-    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # imported if there are any
+    kind: Any = getattr(
+        sys.modules.get("torch.distributed.tensor"), "DTensor", ()
+    )  # imported if there are any
     units = fsdp_units(model)
     of_data = 0 if not units else 1 + (units[0].num_replicas > 1)
     for parameter in model.parameters():
