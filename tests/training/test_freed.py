@@ -99,8 +99,15 @@ def left_by(every: dict[str, ss.Job], context: RankContext) -> dict[str, Any]:
     return found
 
 
+FEW = ("ring", "zero-1", "zero-3", "pipeline", "shards beside tensor")
+"""Of each kind one, for the slow tier."""
+
+
+@pytest.mark.slow
 @pytest.mark.ranks(2, 4)
-def test_a_trainer_is_freed_once_it_has_trained(pool: RankPool, tmp_path: Path) -> None:
-    every = jobs(OF_TWO if pool.world_size == 2 else OF_FOUR, pool.world_size)
+@pytest.mark.parametrize("all_cases", [False, pytest.param(True, marks=pytest.mark.weekly)])
+def test_a_trainer_is_freed_once_it_has_trained(pool: RankPool, tmp_path: Path, all_cases: bool) -> None:
+    cases = OF_TWO if pool.world_size == 2 else OF_FOUR
+    every = jobs({name: each for name, each in cases.items() if all_cases or name in FEW}, pool.world_size)
     for found in pool.run(partial(left_by, every), tmp_path):
         assert {name: left for name, left in found.items() if left != ([], 0)} == {}
