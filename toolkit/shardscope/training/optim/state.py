@@ -94,7 +94,7 @@ class NamedOptimizer:
             else:
                 shared[key] = entries
         yield SHARED, shared
-        built = vars(self.optimizer).get(_BUILT) or _Built([], {})
+        built = _built(self.optimizer) or _Built([], {})
         for number, group in enumerate(self.optimizer.param_groups):
             before = built.groups[number] if number < len(built.groups) else {}
             changed = _changed(before, {k: v for k, v in group.items() if k not in _NOT_STATE})
@@ -174,6 +174,12 @@ def note_as_built(
         vars(one.optimizer)[_BUILT] = _Built(groups, _copied(_attributes(one.optimizer)), again)
 
 
+def _built(optimizer: torch.optim.Optimizer) -> _Built | None:
+    """Return the state of an optimizer before its first step; None if it was not recorded."""
+    found: _Built | None = vars(optimizer).get(_BUILT)
+    return found
+
+
 def _copied(value: Any) -> Any:
     """Return a copy of a value, part by part; parts that cannot be copied, such as a process group, are kept
     unchanged.
@@ -200,9 +206,10 @@ def built_again(
         copies: The copies by the parameters.
         alone: Whether to build it without functions that sum over ranks.
     """
-    again = vars(optimizer)[_BUILT].again
-    assert again is not None
-    built = again(copies, alone)
+    as_built = _built(optimizer)
+    assert as_built is not None
+    assert as_built.again is not None
+    built = as_built.again(copies, alone)
     note_as_built(built)
     return built
 
