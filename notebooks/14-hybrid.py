@@ -169,8 +169,8 @@ say(
 # ## Train what the planner proposes
 #
 # The Planner ranks layouts for a cluster that you may not have. Its button *Train this plan small* trains a small model
-# with the chosen plan's axes, on real ranks of this machine. The tab *Mesh* of the Training Lab then shows which axis
-# costs most. In code, `plans.rehearsal` returns the small job and the emulated cluster: `ss.predict` predicts their
+# with the chosen plan's axes, on real ranks of this machine, and shows which axis costs most, in the plan and as
+# measured here. In code, `plans.rehearsal` returns the small job and the emulated cluster: `ss.predict` predicts their
 # step, as here, and `ss.launch(rehearsal.job, rehearsal.cluster)` trains it.
 
 # %%

@@ -151,6 +151,16 @@ def test_measured_waiting_is_that_of_the_schedule_where_stages_cost_the_same() -
     assert pipeline_waits(events, ss.Job(**GPT, world_size=4, batch=64)) is None
 
 
+def test_communication_while_ranks_compute_counts_and_is_named() -> None:
+    overlapped = step(*[parts(forward=0.4, sent=0.6)] * 2, sent_bytes=[9e5, 9e5], hidden=[0.5, 0.55])
+    sentence = explained(ss.Job(**GPT, world_size=2, batch=32, link=SLOW), overlapped).sentence
+    assert "Communication takes 60% of the step, 50% while ranks also compute: 900 kB per rank" in sentence
+    hidden = explained(
+        ss.Job(**GPT, world_size=2, batch=32, link=SLOW), replace(overlapped, hidden=[0.7, 0.6])
+    )
+    assert "60% of the step, all of it while ranks also compute: 900 kB" in hidden.sentence
+
+
 def test_a_slow_link_is_told_which_compression_pays() -> None:
     job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW)
     found = explained(job, step(*[parts(forward=0.2, backward=0.2, sent=0.6)] * 2, sent_bytes=[9e5, 9e5]))

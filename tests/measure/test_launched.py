@@ -22,6 +22,7 @@ from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.prediction import rates
 from shardscope.runtime.launcher.preflight import preflight_of
 from shardscope.runtime.record.launch_prediction import FILE, LaunchPrediction
+from shardscope.spec.units import figure
 from shardscope_widgets.figures import compared
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry
@@ -108,7 +109,7 @@ def test_a_calibration_made_since_is_a_second_column(run: ss.Run, calibrated: Ho
         assert found["time", "step"].now != pytest.approx(known.step_time_s, rel=0.05)
         assert found["bytes", "ring_all_reduce"].now is None
         assert f"Predicted now: with constants of {calibrated.label}." in found.notes
-        assert f"predicted: {known.step_time_s * 1e3:.4g}"[:14] in found.verdict
+        assert f"(predicted: {figure(known.step_time_s, 's')})" in found.verdict
     assert "predicted now" in repr(found)
     assert "predicted now" in found._repr_html_()
     assert "now" in found.frame().columns

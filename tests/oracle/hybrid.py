@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,9 @@ from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, mean_losses, relative_difference
 from shardscope.errors import ShardscopeError
 from shardscope.runlog.writer import EventWriter
+from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.layout import searched_schedules
+from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
@@ -40,6 +42,9 @@ DATA = ("ring", "ring:2", "tree", "all-reduce", "hierarchical")
 """Strategies of a data axis without ZeRO."""
 BATCH, STEPS = 24, 6
 MOST_MICRO_BATCHES = 8
+EXPERTS = 4
+WITH_EXPERTS = 0.35
+"""Share of the cases whose model has experts."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 PAIR_TOLERANCE = 1e-6
 PAIRS, GRID = 60, 300
@@ -50,6 +55,17 @@ Pools = Callable[[int], RankPool]
 def gpt() -> nn.Module:
     """A tiny GPT of six blocks, whose embedding is its head."""
     return build_model(GPTConfig(layers=6, hidden=16, heads=8, vocab=64 * 4, seq=16, ffn=32))
+
+
+def mixture() -> nn.Module:
+    """The same with experts in all blocks but the first, which drop tokens beyond an even load."""
+    routed = RoutedMixture(
+        experts=EXPERTS, active=2, ffn=8, shared_ffn=8, dense_layers=1, capacity_factor=1.0, balance=0.1
+    )
+    return build_model(GPTConfig(layers=6, hidden=16, heads=8, vocab=256, seq=16, ffn=32, mixture=routed))
+
+
+MODELS = {"gpt": gpt, "mixture": mixture}
 
 
 @contextmanager
@@ -69,8 +85,10 @@ def pools() -> Iterator[Pools]:
             pool.close()
 
 
-def draw_layout(source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES) -> dict[str, Any]:
-    """Fields of a job: a layout of few micro-batches, and the data axis's strategy where the layout leaves it open."""
+def draw_layout(
+    source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES, model: str = "gpt"
+) -> dict[str, Any]:
+    """Fields of a job: a layout of few micro-batches, and settings of its axes where the layout leaves them open."""
     degrees = dict.fromkeys(AXES, 1)
     for _ in range(source.choice(world_sizes).bit_length() - 1):
         degrees[source.choice(AXES)] *= 2
@@ -86,13 +104,19 @@ def draw_layout(source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES)
     if zero and degrees["data"] > 2 and source.random() < 0.3:
         fields["shard"] = 2
     if degrees["tensor"] > 1:
-        fields["sequence_parallel"] = source.random() < 0.5
+        fields["sequence_parallel"] = source.random() < (0.5 if model == "gpt" else 0.1)
     if degrees["pipeline"] > 1:
         fields["schedule"] = source.choice(searched_schedules())
         fields["virtual_stages"] = ss.PipelineSchedule(fields["schedule"]).default_stages
     if source.random() < 0.4:
         fields["recompute"] = source.choice(["selective", "full"])
     given: dict[str, Any] = {"layout": fields}
+    if model != "gpt":
+        given["model"] = model
+        ranks = degrees["data"] * degrees["context"]
+        fields["expert"] = source.choice([size for size in (1, 2, EXPERTS) if ranks % size == 0])
+    if degrees["context"] > 1:
+        given["context_comm"] = source.choice(get_args(ContextComm))
     if not zero and degrees["data"] > 1 and degrees["pipeline"] == 1 and source.random() < 0.5:
         given["strategy"] = source.choice(DATA)
     return given
@@ -101,8 +125,16 @@ def draw_layout(source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES)
 def job_of(drawn: Mapping[str, Any], **settings: Any) -> ss.Job:
     """The job of drawn fields."""
     layout = ss.Layout(**drawn["layout"])
-    rest = {name: value for name, value in drawn.items() if name != "layout"}
-    return ss.Job(model=gpt, data="python-source", layout=layout, **{"precision": "fp64", **rest, **settings})
+    rest = {"precision": "fp64", **drawn, **settings, "layout": layout, "model": MODELS[model_of(drawn)]}
+    if comm := rest.pop("context_comm", None):
+        data = {"data": rest["strategy"]} if "strategy" in rest else {}
+        rest["strategy"] = ss.Strategy("mesh", context_comm=comm, **data)
+    return ss.Job(data="python-source", **rest)
+
+
+def model_of(drawn: Mapping[str, Any]) -> str:
+    """The name of the model of drawn fields."""
+    return str(drawn.get("model", "gpt"))
 
 
 class Ending(NamedTuple):
@@ -145,11 +177,11 @@ def train(
 
 
 @cache
-def alone(optimizer: str, precision: str, clip_norm: float | None, steps: int) -> Trained:
+def alone(model: str, optimizer: str, precision: str, clip_norm: float | None, steps: int) -> Trained:
     """The same on one process, with the whole batch at once."""
     torch.set_num_threads(1)
     job = ss.Job(
-        model=gpt, data="python-source", strategy="single", world_size=1, batch=BATCH, precision=precision,
+        model=MODELS[model], data="python-source", strategy="single", world_size=1, batch=BATCH, precision=precision,
         optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm, steps=steps,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "rank-0.jsonl", 0) as events:
@@ -223,11 +255,16 @@ def told(drawn: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in {**own, **rest}.items() if name != "global_batch")
 
 
+def draw_model(source: random.Random) -> str:
+    """The name of a model, with experts or without."""
+    return "mixture" if source.random() < WITH_EXPERTS else "gpt"
+
+
 def draw_setting(number: int, seed: int = 0) -> Setting:
     """The layout and settings of a number of the grid."""
     source = random.Random(f"{seed}/{number}")
     return Setting(
-        draw_layout(source),
+        draw_layout(source, model=draw_model(source)),
         source.choice(sorted(OPTIMIZERS)),
         source.choice(["fp64", "fp64", "fp32"]),
         source.choice([None, 0.5]),
@@ -248,7 +285,7 @@ def hold(case: Setting, pools: Pools, root: Path) -> Ending:
     results = _run(pools, job, range(1, STEPS + 1), root, "grid")
     if any(each.refusal for each in results):
         return _refused({each.refusal for each in results})
-    expected = alone(case.optimizer, case.precision, case.clip_norm, STEPS)
+    expected = alone(model_of(case.drawn), case.optimizer, case.precision, case.clip_norm, STEPS)
     losses = mean_losses([(each.losses, {}) for each in results])
     return _compared(expected, losses, results, TOLERANCE[case.precision])
 
@@ -274,16 +311,20 @@ def draw_pair(number: int, seed: int = 0) -> Pair:
     source = random.Random(f"{seed}/{number}")
     optimizer, clip_norm = source.choice(sorted(OPTIMIZERS)), source.choice([None, 0.5])
     settings = {"optimizer": OPTIMIZERS[optimizer], "clip_norm": clip_norm}
-    return Pair(*draw_trainable(source, settings=settings), optimizer, clip_norm)
+    model = draw_model(source)
+    return Pair(*draw_trainable(source, settings=settings, model=model), optimizer, clip_norm)
 
 
 def draw_trainable(
-    source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES, settings: Mapping[str, Any] | None = None
+    source: random.Random,
+    world_sizes: Sequence[int] = WORLD_SIZES,
+    settings: Mapping[str, Any] | None = None,
+    model: str = "gpt",
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Two different layouts that jobs with these settings can train."""
     layouts: list[Mapping[str, Any]] = []
     while len(layouts) < 2:
-        drawn = draw_layout(source, world_sizes)
+        drawn = draw_layout(source, world_sizes, model)
         try:
             job_of(drawn, **(settings or {}))
         except ShardscopeError:
@@ -308,4 +349,5 @@ def resume(pair: Pair, pools: Pools, root: Path) -> Ending:
         *mean_losses([(each.losses, {}) for each in first]),
         *mean_losses([(each.losses, {}) for each in second]),
     ]
-    return _compared(alone(pair.optimizer, "fp64", pair.clip_norm, STEPS), losses, second, PAIR_TOLERANCE)
+    expected = alone(model_of(pair.before), pair.optimizer, "fp64", pair.clip_norm, STEPS)
+    return _compared(expected, losses, second, PAIR_TOLERANCE)

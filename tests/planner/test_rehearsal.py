@@ -13,7 +13,7 @@ import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import SHORT_TEXT
 from shardscope.planner import Plans
-from shardscope.planner.rehearsed_job import Small, kept_job, small_models, smaller
+from shardscope.planner.rehearsed_job import Small, kept_job, num_micro_batches, small_models, smaller
 
 STAGES = {"data": 1, "tensor": 1, "schedule": "1f1b", "recompute": "none", "micro_batch": 2}
 REPLICAS = {"pipeline": 1, "tensor": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
@@ -107,6 +107,35 @@ def test_a_smaller_layout_fits_and_has_the_same_axes(degrees: tuple[int, ...], r
     assert all(degree % mine == 0 or mine == 2 for degree, mine in zip(degrees, here, strict=True))
 
 
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 256))
+def test_a_job_has_fewer_micro_batches_with_at_most_the_bubble_of_the_most_that_it_may_have(
+    pipeline: int, cut: int, count: int
+) -> None:
+    planned = ss.Layout(pipeline=pipeline, global_batch=count)
+    here = planned.replace(pipeline=max(1, pipeline // cut), schedule="1f1b")
+    found = num_micro_batches(planned, here)
+    assert here.pipeline <= found <= max(16, 2 * here.pipeline)
+    if here.pipeline > 1 and found < 16 - here.pipeline:  # more would not fit
+        bubble, ours = (pipeline - 1) / count, (here.pipeline - 1) / found
+        assert ours <= bubble * 1.001 or found == here.pipeline
+
+
+def test_a_data_axis_keeps_its_share_of_a_step_that_has_fewer_micro_batches() -> None:
+    cluster = ss.Cluster.of("a100-80gb", nodes=2, per_node=1)
+    shares = []
+    for global_batch in (16, 128):
+        plans = ss.plan("gpt2-large", cluster, global_batch=global_batch, fix={**REPLICAS, "data": 2})
+        rehearsal = plans.rehearsal(step_s=4 * STEP_S)
+        assert rehearsal.job.num_micro_batches == min(global_batch // 2, 16)
+        time = ss.predict(rehearsal.job, rehearsal.cluster).time
+        assert time is not None
+        sent_s = sum(part.value for part in time.parts if part.name == "communication")
+        shares.append((rehearsal.planned_axes_s["data"] / rehearsal.planned_s, sent_s / time.value))
+    (few, ours), (many, ours_of_many) = shares
+    assert many < few / 4
+    assert ours_of_many < ours / 2
+
+
 def test_a_plan_of_all_axes_is_rehearsed_on_eight_ranks() -> None:
     cluster = ss.Cluster.of("h100", nodes=8, per_node=4)
     fix = {
@@ -122,6 +151,8 @@ def test_a_plan_of_all_axes_is_rehearsed_on_eight_ranks() -> None:
         "The rehearsal leaves out context=2 of the plan: a plan with data=2, tensor=2, pipeline=4, context=2 needs 16 "
         "ranks to keep its axes, not world_size=8." in rehearsal.notes
     )
+    assert rehearsal.planned_axes_s.keys() == {"data", "tensor", "pipeline", "context"}
+    assert sum(rehearsal.planned_axes_s.values()) < rehearsal.planned_s
     assert rehearsal.cluster.per_node < 8  # stages are in several nodes, as planned
     assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(STEP_S, rel=1e-3)
 

@@ -39,7 +39,7 @@ MEGATRON = {
             "global-batch-size", "recompute-num-layers", "num-distributed-optimizer-instances", "num-layers",
             "hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "ffn-hidden-size", "seq-length",
             "max-position-embeddings", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
-            "moe-shared-expert-intermediate-size", "window-attn-skip-freq",
+            "moe-shared-expert-intermediate-size", "window-attn-skip-freq", "rotary-base",
         ),
         INT,
     ),
@@ -150,6 +150,7 @@ def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layou
         model.seq,
     )  # 0 stands for as many as tokens in a sequence
     own = {"name": model.name, "source": model.source, "num_positions": model.num_positions}
+    own["rotary_base"] = model.rotary_base  # has no effect on predictions, so logs are not read for it
     assert found.num_params == model.num_params
     assert found.replace(**own) == model
     assert f"make {layout.data} replica" in config.remarks[1]

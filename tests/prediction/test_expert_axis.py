@@ -47,19 +47,19 @@ def config_of(**mixture: Any) -> GPTConfig:
     )
 
 
-def routed() -> nn.Module:
-    return build_model(config_of())
+def routed(**mixture: Any) -> nn.Module:
+    return build_model(config_of(**mixture))
 
 
-def even() -> nn.Module:
-    model = routed()
+def even(**mixture: Any) -> nn.Module:
+    model = routed(**mixture)
     for _, layer in experts_of(model):
         layer.router.__class__ = EvenRouter
     return model
 
 
-def mesh(data: Any, expert: int = 2, tensor: int = 1) -> ss.Strategy:
-    return ss.Strategy("mesh", data=data, expert=expert, tensor=tensor)
+def mesh(data: Any, expert: int = 2, **settings: Any) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, expert=expert, **settings)
 
 
 RING = ss.Ring(bucket_mb=0.02, slice_mb=0.01)
@@ -106,7 +106,7 @@ def sent(events: Sequence[Events], step: int) -> list[int]:
     (found,) = zip(
         *(
             [
-                row["traffic"][A2A]["sent_bytes"]
+                row["traffic"].get(A2A, {"sent_bytes": 0})["sent_bytes"]  # a stage may have no experts
                 for row in each
                 if row["event"] == "step" and row["step"] == step
             ]

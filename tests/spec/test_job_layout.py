@@ -206,7 +206,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"context": 2}, {"strategy": Mesh(context=4)}, "strategy.context=4 is not layout.context=2"),
     ({"context": 8}, {"strategy": Mesh(context_comm="ulysses")}, "context=8 does not divide the 4 heads of a rank"),
     ({"context": 2}, {"compression": "local-sgd"}, "compression='local-sgd' cannot be combined with strategy."),
-    ({"context": 2}, {"model": "moe-nano"}, "strategy.context=2 is not available with model='moe-nano'"),
     ({"data": 2, "expert": 2}, {}, "expert=2, but gpt-nano has no experts; use expert=1"),
     ({"data": 2, "pipeline": 2}, {"strategy": Mesh(pipeline=4)}, "strategy.pipeline=4 is not layout.pipeline=2"),
     ({"data": 2, "pipeline": 2, "schedule": "gpipe"}, {"strategy": "pipeline"}, "but layout.schedule='gpipe'"),

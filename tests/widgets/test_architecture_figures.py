@@ -57,8 +57,8 @@ class TestMemoryKinds:
     def test_it_is_also_there_in_words(self):
         info = _memory_kinds.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
         assert _memory_kinds.memory_kinds_text(info) == (
-            "zero-1: peak memory per rank 3.3 MB; each type at its own peak: 48% optimizer state, 24% parameters, "
-            "24% gradients and 3% buffers."
+            "zero-1: peak memory per rank 3.3 MB; each type: 1.6 MB optimizer state, 800 kB parameters, 800 kB "
+            "gradients and 100 kB buffers."
         )
 
     def test_ranks_that_hold_the_same_are_one_bar_and_states_are_compared(self):

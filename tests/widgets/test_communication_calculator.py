@@ -15,6 +15,7 @@ from shardscope.errors import SpecError
 from shardscope.measure.compression import codecs
 from shardscope.spec.units import duration_text, faster_text
 from shardscope_widgets import CommunicationCalculator, figures
+from shardscope_widgets.communication_calculator._controls import Sliding
 from shardscope_widgets.communication_calculator._views import FigureView
 from shardscope_widgets.figures import _communication, _communication_plots
 from shardscope_widgets.figures._communication_look import LOOKS
@@ -139,6 +140,20 @@ def test_controls_and_traits_are_one(calculator: CommunicationCalculator) -> Non
     assert "Ring is the fastest, " in calculator.status.value
     calculator.algorithms = ["tree"]
     assert "Tree, " in calculator.status.value
+
+
+def test_the_size_of_a_message_can_be_typed(calculator: CommunicationCalculator) -> None:
+    box = Sliding(calculator, calculator.controls["num_bytes"])
+    assert box.size.value == "100 MB"
+    box.size.value = "25 MB"
+    assert calculator.num_bytes == 25e6
+    for refused in ("many", "1 TB", "-5 MB", ""):
+        box.size.value = refused
+        assert (box.size.value, calculator.num_bytes) == ("25 MB", 25e6)
+    box.children[-1].value = 26.1e6  # the slider's place nearest to what was typed
+    assert calculator.num_bytes == 25e6
+    box.children[-1].value = 1e9
+    assert (calculator.num_bytes, box.size.value) == (1e9, "1 GB")
 
 
 def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: CommunicationCalculator) -> None:

@@ -220,7 +220,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     assert found.threshold is not None
     assert (info.threshold, info.crossing) == found.threshold[1:]
     assert [line.label for line in info.lines] == ["uncompressed", "int4", "topk"]
-    assert [line.refusal for line in info.lines] == ["", "", "loss 19% higher with AdamW"]
+    assert [line.refusal for line in info.lines] == ["", "", "loss 19% higher than uncompressed with AdamW"]
     assert found.limit in figures.caption(figures.compression_speedup, found)
     figure = figures.compression_speedup(found)
     names = [line.name for line in figure.data if line.showlegend is not False]

@@ -97,6 +97,38 @@ def test_predict_calls_no_function_of_the_user_and_shows_no_former_prediction(la
     assert lab._tabs.children[lab._tabs.selected_index].children == ()
 
 
+def test_one_press_allows_a_run_of_own_functions_to_be_compared_and_its_job_to_be_predicted(tmp_path):
+    def own():
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    job = ss.Job(model=own, data="digits", steps=2, batch=16)
+    run = ss.launch(job, root=tmp_path).wait(60)
+    lab = Lab(job, root=tmp_path)
+    lab.panels["Run"].watch(run)
+    lab.tab = "Compare"
+    compare = lab.panels["Compare"]
+    assert compare.screen.call.layout.display is None
+    assert (
+        "functions of your own (own), which are called in this kernel once you press"
+        in compare.screen.status.value
+    )
+    assert compare.comparison is None
+    compare.screen.call.click()
+    compare.wait(60)
+    assert compare.problem == ""
+    assert compare.comparison is not None
+    assert compare.screen.call.layout.display == "none"
+    lab.tab = "Predict"
+    assert lab.problem == ""
+    lab.close()
+    alone = Twin(root=tmp_path)  # which reads the run from disk, where functions are names
+    assert alone.screen.call.layout.display is None
+    alone.screen.call.click()
+    alone.wait(60)
+    assert alone.comparison is not None
+    alone.close()
+
+
 def test_an_invalid_form_leaves_the_job_as_it_was(lab):
     lab.panels["Run"].micro_batch = 7  # does not divide the batch
     assert lab.job == JOB
@@ -108,11 +140,17 @@ def test_compare_and_break_show_the_run_in_focus(tmp_path):
         for seed in (1, 2)
     )
     lab = Lab(run.job, root=tmp_path)
-    lab.panels["Run"].focus = run.id
+    assert lab.panels["Run"].shown == []  # the job is shown, not an earlier run
+    lab.panels["Run"].refresh()
+    assert lab.panels["Run"].run is None
+    newest = Lab(root=tmp_path)
+    assert newest.panels["Run"].focus == other.id
+    newest.close()
+    lab.panels["Run"].watch(run)
     for tab in ("Compare", "Break"):
         lab.tab = tab
         assert lab.panels[tab].run_id == run.id
-    lab.panels["Run"].focus = other.id
+    lab.panels["Run"].watch(other)
     lab.tab = "Compare"
     assert lab.panels["Compare"].run_id == other.id
     lab.panels["Compare"].wait(30)

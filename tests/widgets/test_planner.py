@@ -117,7 +117,7 @@ def test_another_model_brings_its_own_sequence_length_and_batch():
 def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(planner):
     planner.fix = {"schedule": "1f1b", "offload": "none"}
     planner.chosen = 2
-    assert planner.plans.trainer_config(2).text == planner.screen.flags.text
+    assert planner.plans.trainer_config(2).command == planner.screen.flags.text
     planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
     assert "Megatron-Core does not ship the zbv schedule" in planner.screen.remarks.value
     assert planner.screen.flags.layout.display == "none"
@@ -412,10 +412,16 @@ class TestTraining:
         (run,) = runtime.known
         assert started == [run]
         assert run.job.strategy.shape(run.job.world_size) == axes
-        told = planner.screen.trained.value
-        assert f"Run {run.name} trains gpt-" in told
-        assert "on this machine itself, because it cannot emulate clusters: these runs never run." in told
+        shown = planner.screen.trained
+        assert f"Run {run.name} trains gpt-nano with data 2 · tensor 2 · pipeline 2." in shown.said.value
+        assert (
+            "on this machine itself, which cannot emulate clusters: these runs never run."
+            in shown.notes.value
+        )
         assert not planner.screen.train.disabled
+        assert "In the plan, the pipeline axis costs most" in shown.costs.value
+        assert "as predicted" in shown.costs.value  # at once
+        assert "pipeline 2 × data 2 × tensor 2. In a predicted step" in shown.mesh.words.value
 
     def test_a_plan_that_no_job_corresponds_to_says_why_on_screen(self, planner, runtime, monkeypatch):
         def refused(*_, **__):
@@ -425,7 +431,7 @@ class TestTraining:
         planner.screen.train.click()
         assert (
             "This plan cannot be trained small: there is no job with these axes"
-            in planner.screen.trained.value
+            in planner.screen.trained.said.value
         )
         assert not runtime.known
         assert not planner.screen.train.disabled

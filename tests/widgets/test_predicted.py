@@ -180,7 +180,7 @@ class TestOutcome:
         """The runs that have been compared."""
         names: list[str] = []
 
-        def compare(run: Any) -> Comparison | str:
+        def compare(run: Any, *, job: Any) -> Comparison | str:
             names.append(run.id)
             return "it has no <prediction>" if run.id == "bad" else made_comparison(run.id)
 
@@ -221,7 +221,7 @@ class TestOutcome:
     def test_an_error_of_any_kind_takes_the_place_of_the_figure(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(run: Any) -> Comparison:
+        def fail(run: Any, *, job: Any) -> Comparison:
             raise KeyError(run.id)
 
         monkeypatch.setattr(_outcome, "comparison_or_reason", fail)
@@ -238,7 +238,7 @@ class TestOutcome:
     def test_only_the_newest_run_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         go, begun, names = threading.Event(), threading.Event(), []
 
-        def compare(run: Any) -> Comparison:
+        def compare(run: Any, *, job: Any) -> Comparison:
             names.append(run.id)
             begun.set()
             assert go.wait(60)

@@ -149,7 +149,7 @@ class TestPanel:
         assert twin.comparison["bytes", "ring_all_reduce"].simulated > 0
 
     def test_an_error_hides_the_table_of_the_run_before(self, twin, monkeypatch):
-        def fails(run, where):
+        def fails(run, where, job):
             raise ss.SpecError("the run is damaged")
 
         assert twin.screen.details.layout.display is None

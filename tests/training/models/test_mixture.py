@@ -14,7 +14,6 @@ from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
 from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
-from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import Experts
 from shardscope.training.target_counts import IGNORED
 
@@ -155,13 +154,6 @@ def test_a_router_computes_in_full_precision_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(experts.router(x).balance, experts.router(x).balance.float())
         assert experts.router(x).weights.dtype == torch.float32
-
-
-def test_stages_refuse_experts_in_a_sentence() -> None:
-    with pytest.raises(
-        SpecError, match="cannot be split into stages yet, because stages do not pass its balance"
-    ):
-        layers_in_order(tiny())
 
 
 def test_a_mixture_in_every_layer_or_a_gate_is_refused_by_its_field() -> None:

@@ -42,8 +42,8 @@ def dropping() -> nn.Module:
     return mixed(active=1, capacity_factor=0.5, balance=0.1)
 
 
-def mesh(data: ss.Strategy | str = "ring", expert: int = 2, tensor: int = 1) -> ss.Strategy:
-    return ss.Strategy("mesh", data=data, expert=expert, tensor=tensor)
+def mesh(data: ss.Strategy | str = "ring", expert: int = 2, **axes: int) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, expert=expert, **axes)
 
 
 class Conformance(StrategyConformance):
@@ -140,7 +140,13 @@ def job_of(model: Any = dropless, **fields: Any) -> ss.Job:
 @pytest.mark.parametrize("model", [dropless, dropping])
 @pytest.mark.parametrize(
     ("strategy", "recompute"),
-    [(mesh(), "none"), (mesh(), "full"), (mesh("zero-3"), "full"), (mesh(tensor=2), "full")],
+    [
+        (mesh(), "none"),
+        (mesh(), "full"),
+        (mesh("zero-3"), "full"),
+        (mesh(tensor=2), "full"),
+        (mesh(context=2), "none"),
+    ],
 )
 def test_ranks_send_what_their_recorded_loads_say(
     pool: RankPool, tmp_path: Path, model: Any, strategy: Mesh, recompute: str
@@ -161,7 +167,7 @@ def test_ranks_send_what_their_recorded_loads_say(
         (loads,) = [event for event in events if event["event"] == "experts"]
         rows = zip(loads["assigned"], loads["dropped"], strict=True)
         kept.append([[there - lost for there, lost in zip(*row, strict=True)] for row in rows])
-    assert len({json.dumps(each) for each in kept}) == job.num_data_ranks  # uneven: ranks have other tokens
+    assert len({json.dumps(each) for each in kept}) == job.num_state_ranks  # uneven: ranks have other tokens
     passes, parts = 2 if recompute == "full" else 1, job.num_micro_batches
     for group in strategy.groups("expert", 4):
         said = all_to_all_bytes(
@@ -230,10 +236,6 @@ def test_a_checkpoint_resumes_under_another_expert_degree(pool: RankPool, tmp_pa
             "strategy.data.replicas=2 is not available with strategy.expert=2 yet; leave replicas out",
         ),
         ({"model": "moe-nano", "compression": "topk"}, "compression='topk' is not available with"),
-        (
-            {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, context=2)},
-            "strategy.expert=2 is not available with context=2 yet",
-        ),
     ],
 )
 def test_what_is_not_available_is_refused_by_its_field(fields: dict[str, Any], message: str) -> None:

@@ -342,7 +342,14 @@ class Plans:
             >>> print(plan(model, cluster, software="megatron-core").trainer_config())  # doctest: +SKIP
         """
         layout = self._ranked("rank", rank)
-        return trainer_config(self.asked.model, layout, self.asked.setting(layout).calibration.software)
+        setting = self.asked.setting(layout)
+        sizes = {group.per_node for group in setting.cluster.groups or (setting.cluster,)}
+        return trainer_config(
+            self.asked.model,
+            layout,
+            setting.calibration.software,
+            per_node=sizes.pop() if len(sizes) == 1 else None,
+        )
 
     def why(self, layout: Layout) -> str:
         """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""

@@ -8,17 +8,18 @@ the emulated cluster follows from the plan:
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
     rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
 
-So different devices keep their proportions, and the run shows whether the planned division of the layers pays
-off. Parts that are relatively larger in a small model, or that differ between job and plan, make steps longer
-or shorter. T is therefore chosen so that the predicted step of the job takes the requested time, and a note
-names the parts of a step whose share then differs from the plan. Links inside a node are this machine's own,
-and memory is not emulated.
+A step of the job may have fewer micro-batches than one of the plan. What happens once in a step, as the update does, is
+then shortened by the same factor. Different devices keep their proportions, and the run shows whether the planned
+division of the layers pays off. Parts that are relatively larger in a small model, or that differ between job and plan,
+make steps longer or shorter. T is therefore chosen so that the predicted step of the job takes the requested time, and
+a note names the parts of a step whose share then differs from the plan. Links inside a node are this machine's own, and
+memory is not emulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,8 @@ class Rehearsal:
         planned_s: Step time of the plan, in seconds.
         step_time_s: Predicted step time of the job on the emulated cluster, in seconds.
         notes: Sentences that say what the rehearsal leaves out, and where it differs from the plan.
+        planned_axes_s: Time that a step of the plan waits along each axis, in seconds; the pipeline's includes its
+            bubble.
     """
 
     job: Job
@@ -73,6 +76,7 @@ class Rehearsal:
     planned_s: float
     step_time_s: float
     notes: tuple[str, ...] = ()
+    planned_axes_s: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         told = " ".join(self.notes)
@@ -119,7 +123,16 @@ def rehearsal_of(
         *_job_notes(setting, layout, job.layout()),
         *proportion_notes(planned, found),
     )
-    return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
+    return Rehearsal(job, staged.cluster, planned_s, found.value, notes, dict(_axes_s(layout, planned)))
+
+
+def _axes_s(layout: Layout, planned: StepParts) -> Iterator[tuple[str, float]]:
+    """Yield each axis of a layout with the time that a planned step waits along it, in seconds."""
+    waits = {
+        "data": planned.data_comm, "tensor": planned.tensor_comm, "pipeline": planned.pipeline_comm + planned.bubble,
+        "context": planned.context_comm, "expert": planned.expert_comm,
+    }  # fmt: skip
+    yield from ((axis, float(wait[0])) for axis, wait in waits.items() if getattr(layout, axis) > 1)
 
 
 def _slowed(
@@ -171,11 +184,12 @@ def _staged(
     """Return the cluster whose nodes and links are slower than planned by the factor `slow`."""
     held = _held(job, small)
     flops = held.flops / slow
-    moved = _moved_bytes(job, held) / (slow * float(planned.optimizer[0]))
+    fewer = layout.num_micro_batches / job.layout().num_micro_batches
+    moved = _moved_bytes(job, held) * fewer / (slow * float(planned.optimizer[0]))
     per_node = _per_node(job.layout(), layout, setting.cluster)
     nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
     nodes = nodes[: job.world_size // per_node] if job.world_size < layout.num_devices else nodes
-    bandwidth, latency_s = _link(setting, layout, small, held, planned=planned, slow=slow)
+    bandwidth, latency_s = _link(setting, layout, small, held, planned=planned, slow=slow, fewer=fewer)
     cluster = Cluster.emulated(
         nodes=len(nodes), per_node=per_node, bandwidth=min(bandwidth, PACED_UP_TO), latency=latency_s,
         node_flops={node: rates.flops for node, rates in enumerate(nodes)},
@@ -311,8 +325,9 @@ def _moved_bytes(job: Job, held: _Held) -> float:
 
 
 def _link(
-    setting: SearchSettings, layout: Layout, small: GPTConfig, held: _Held, *, planned: StepParts, slow: float
-) -> tuple[float, float]:
+    setting: SearchSettings, layout: Layout, small: GPTConfig, held: _Held, *, planned: StepParts, slow: float,
+    fewer: float,
+) -> tuple[float, float]:  # fmt: skip
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
     Pipeline stages send activations, for which the plan assumes no link latency; replicas send gradients; ranks of a
@@ -341,4 +356,6 @@ def _link(
     if axis == "data":
         there = model.num_params * known_recipe(layout.precision).gradient / layout.tensor
         here = held.num_params * _BYTES
+        if layout.zero < 2:  # gradients are reduced once in a step, not for each micro-batch
+            slow /= fewer
     return rate * (here / there) / slow / PAYLOAD, latency_s * slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 from shardscope.analytic.layouts import Layouts
@@ -25,6 +25,8 @@ from shardscope.spec.partition import even_split
 from shardscope.spec.strategy import Strategy
 
 _DEFAULT, _DEFAULT_MIXED = "gpt-nano", "moe-nano"
+_MOST_MICRO_BATCHES = 16
+"""Most micro-batches of a step, unless stages need more: further ones repeat what the first ones do."""
 _OPTIONAL: Mapping[str, Any] = {
     "expert": 1, "context": 1, "sequence_parallel": False, "compression": Compression.by_name("none"),
 }  # fmt: skip
@@ -142,7 +144,7 @@ def _first_job(small: Small, layout: Layout, sizes: Iterable[int]) -> Job:
 
 def _job_of(small: Small, here: Layout) -> Job:
     fits = max(2, small.config.layers // here.pipeline)
-    count = max(small.layout.num_micro_batches, here.pipeline)
+    count = num_micro_batches(small.layout, here)
     zero = here.zero if here.data * here.context > 1 else 0  # there is nothing to share states with
     return Job(
         model=small.name, data="python-source", steps=small.steps, name=f"rehearsal-{small.name}",
@@ -152,6 +154,18 @@ def _job_of(small: Small, here: Layout) -> Job:
         ),
         **_stages(small, here),
     )  # fmt: skip
+
+
+def num_micro_batches(planned: Layout, here: Layout) -> int:
+    """Return the micro-batches of a step of the job: those of the plan, or fewer with the same bubble.
+
+    The bubble of p stages and m micro-batches takes a time of (p - 1) / m of the passes, so m shrinks with p - 1.
+    """
+    stages, most = here.pipeline, max(_MOST_MICRO_BATCHES, 2 * here.pipeline)
+    same_bubble = ceil(planned.num_micro_batches * max(stages - 1, 1) / max(planned.pipeline - 1, 1))
+    if stages == planned.pipeline and same_bubble <= most:
+        return max(same_bubble, stages)
+    return min(stages * ceil(same_bubble / stages), stages * (most // stages))
 
 
 def smaller(layout: Layout, world_size: int) -> Layout:

@@ -8,9 +8,15 @@ from dataclasses import replace
 from shardscope.analytic.job_step import JobStep
 from shardscope.errors import SpecError, quoted
 from shardscope.prediction.traced import Traced
+from shardscope.spec import Job
 
 _DIGITS = 1e-6
 """Largest sum of fractions above 1, by rounding."""
+
+
+def takes_loads(job: Job) -> bool:
+    """Return whether the step of a job can be predicted with loads of experts: not if stages have its layers."""
+    return int((job.strategy.degrees(job.world_size) or {}).get("pipeline", 1)) == 1
 
 
 def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -> JobStep:
@@ -20,6 +26,11 @@ def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -
         raise SpecError(
             "expert_loads has no effect on a job without an expert axis, whose ranks all hold all experts; omit it, or "
             "give for example layout=ss.Layout(data=4, expert=4, ...)"
+        )
+    if not takes_loads(step.job):
+        raise SpecError(
+            "expert_loads is not available for a job with a pipeline, whose stages have the layers with experts; omit "
+            "it, or give a layout with pipeline=1"
         )
     divided = [row.shape for row in step.trace.parameters if row.is_expert and len(row.shape) == 3]
     experts, layers = divided[0][0] * degree, len(divided) // 2  # two matrices in each layer

@@ -201,8 +201,9 @@ def _gathered(step: JobStep) -> list[float]:
     elif step.trace.pieces:
         stages = cast("Pipeline", along.job.strategy).stages(along)
         found = gathered_in_stages(
-            step.trace, stages, stage=stage, ranks=cut.ranks, element_bytes=cut.element_bytes
-        )
+            step.trace, stages, stage=stage, ranks=cut.ranks, element_bytes=cut.element_bytes,
+            expert_ranks=cut.expert_ranks,
+        )  # fmt: skip
     else:
         found = [0.0]
     return [each for each in found for _ in range(step.world_size // len(found))]

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training.places import places_of
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import with_adjoint
 
@@ -53,7 +54,7 @@ class ExpertAxis(TensorAxis):
         by_expert = _places_by_expert(taken, tokens.device)
         outputs = compute(arrived[by_expert], [sum(each) for each in zip(*taken, strict=True)])
         back = torch.empty_like(by_expert)
-        back[by_expert] = torch.arange(len(by_expert), device=tokens.device)
+        back[by_expert] = places_of(len(by_expert), tokens.device)
         return with_adjoint(outputs[back], combine, dispatch)
 
     def _exchange_counts(self, counts: list[int], device: torch.device) -> list[list[int]]:
@@ -92,13 +93,7 @@ class ExpertAxis(TensorAxis):
 
 def _places_by_expert(taken: list[list[int]], device: torch.device) -> Tensor:
     """Return the places of rows that arrive rank by rank, in the order of the experts."""
-    starts, places = [0], []
-    for row in taken:
-        for count in row:
-            starts.append(starts[-1] + count)
+    counts = [count for row in taken for count in row]
+    places = places_of(sum(counts), device).split(counts)
     width = len(taken[0])
-    for expert in range(width):
-        for rank, row in enumerate(taken):
-            start = starts[rank * width + expert]
-            places.append(torch.arange(start, start + row[expert], device=device))
-    return torch.cat(places)
+    return torch.cat([each for expert in range(width) for each in places[expert::width]])

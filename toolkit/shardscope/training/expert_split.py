@@ -47,7 +47,11 @@ class ExpertSplit(TensorSplit):
 
         Another strategy averages their gradients, over the ranks that hold the same experts.
         """
-        named = [(name, parameter) for name, parameter in model.named_parameters() if name in self.cuts]
+        named = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if name in self.cuts and not parameter.is_meta  # of another stage of a pipeline
+        ]
         leave_out_of_ddp(model, [name for name, _ in named])
         return [*dict.fromkeys(model.get_submodule(name.rpartition(".")[0]) for name, _ in named)], named
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from shardscope.runlog.writer import EventWriter
 from shardscope.training.models.mixture import experts_of
+from shardscope.training.strategies.base import RankStrategy
 
 
 class ExpertWatch:
@@ -16,12 +17,14 @@ class ExpertWatch:
     Args:
         model: The model.
         events: Writer for this rank's event log.
-        is_on: Whether this rank reports its tokens; of ranks with the same tokens, one does.
+        strategy: The strategy: of ranks with the same tokens, one reports them, and of ranks with parts of the same
+            sequences, one reports their number.
     """
 
-    def __init__(self, model: nn.Module, events: EventWriter, *, is_on: bool) -> None:
+    def __init__(self, model: nn.Module, events: EventWriter, strategy: RankStrategy) -> None:
+        self.counts_sequences = strategy.is_first_reader
         self.routers, self.events = (
-            {name: layer.router for name, layer in experts_of(model)} if is_on else {},
+            {name: layer.router for name, layer in experts_of(model)} if strategy.has_own_tokens else {},
             events,
         )
         for router in self.routers.values():
@@ -37,16 +40,20 @@ class ExpertWatch:
         taken = {name: router.tally.take() for name, router in self.routers.items()}
         if not any(tally.sequences for tally in taken.values()):
             return
+        # in a pipeline, only the rank of the first layer with experts reports the number of sequences
+        first, *_ = taken.values()
+        counts = self.counts_sequences
+        experts = {name: router.mixture.experts for name, router in self.routers.items()}
         self.events.emit(
-            "experts", step=step, layers=[*taken], sequences=max(tally.sequences for tally in taken.values()),
-            assigned=[_numbers(tally.assigned) for tally in taken.values()],
-            dropped=[_numbers(tally.dropped) for tally in taken.values()],
-            balances=[_number(tally.balance) for tally in taken.values()],
+            "experts", step=step, layers=[*taken], sequences=first.sequences * counts,
+            assigned=[_numbers(tally.assigned, experts[name]) for name, tally in taken.items()],
+            dropped=[_numbers(tally.dropped, experts[name]) for name, tally in taken.items()],
+            balances=[_number(tally.balance) * counts for tally in taken.values()],
         )  # fmt: skip
 
 
-def _numbers(counts: Tensor | None) -> list[Any]:
-    return [] if counts is None else counts.tolist()
+def _numbers(counts: Tensor | None, experts: int) -> list[Any]:
+    return [0] * experts if counts is None else counts.tolist()
 
 
 def _number(total: Tensor | None) -> float:

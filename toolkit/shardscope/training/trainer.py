@@ -144,7 +144,7 @@ class Trainer:
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
-        self.experts = ExpertWatch(self.model, self.context.events, is_on=self.strategy.is_first_reader)
+        self.experts = ExpertWatch(self.model, self.context.events, self.strategy)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(
             self.job.seed + 1 + self.strategy.random_index

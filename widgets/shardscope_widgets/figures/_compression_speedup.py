@@ -32,8 +32,8 @@ _FARTHEST = 100.0
 _HERE = "#d1495b"
 _ALIKE = 0.03
 """Largest relative difference of lines that lie on each other."""
-_PLOT_PX, _LETTER_PX = (620.0, 300.0), (6.0, 14.0)
-"""Width and height of a typical plot, and of a letter of a name in it."""
+_PLOT_PX, _LETTER_PX = (440.0, 300.0), (6.0, 14.0)
+"""Width and height of a small plot, so that names fit in all, and of a letter of a name in it."""
 
 
 class SpeedLine(NamedTuple):

@@ -120,10 +120,11 @@ def _states(bar: StackBar) -> int:
 def _sentence(run: RunBars, *, is_alone: bool) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
-    shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
+    own = [f"{bytes_text(size)} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
     gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
     gap = gap.removeprefix("Dashed and fainter: predicted. ")  # the legend says so
-    kinds = f"; each type at its own peak: {listed(shares)}" if is_alone else ""
+    when = " at its own peak, not all at once" if bar.total > bar.end else ""
+    kinds = f"; each type{when}: {listed(own)}" if is_alone and own else ""
     return f"{run.label}: peak memory per rank {bytes_text(run.most)}{kinds}. {gap}".strip()
 
 

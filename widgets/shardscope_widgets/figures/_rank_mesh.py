@@ -18,6 +18,7 @@ from shardscope_widgets.words import bytes_text, count_text, duration_text, list
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
     from shardscope.runlog.step_events import StepEvents
+    from shardscope.spec import Job
 
 MOST_CARDS = 16
 """Maximum number of ranks that are drawn as cards."""
@@ -103,6 +104,12 @@ def rank_mesh_info(prediction: JobPrediction, measured: StepEvents | None = None
         0 if prediction.emulated is None else prediction.emulated.per_node,
     )  # fmt: skip
     return info if measured is None else info.measured(measured)
+
+
+def axes_info(job: Job, label: str) -> RankMeshInfo | None:
+    """Return the ranks of a job that is not predicted: only their axes; None if they have one axis."""
+    info = RankMeshInfo(label, tuple(job.strategy.shape(job.world_size).items()))
+    return info if info.used else None
 
 
 def _predicted_seconds(prediction: JobPrediction) -> Mapping[str, float]:
@@ -195,15 +202,19 @@ def _spent(step: StepEvents, axis: str) -> Iterator[float]:
 def rank_mesh_text(*infos: RankMeshInfo) -> str:
     """Return sentences on the bytes and the time of each axis, the most expensive first, as predicted and as measured.
 
-    The last one says which axis costs most.
+    The last one says along which axis messages take longest.
     """
     shown = infos[-1]
     if not shown.used:
         return "This job has one axis of parallelism."
-    text = " ".join(map(_sentence, infos))
+    degrees = " × ".join(f"{axis} {size}" for axis, size in shown.axes if size > 1)
+    text = f"{shown.label} on {shown.world_size} ranks: {degrees}. "
+    if not shown.sent:
+        return f"{text}It is being predicted; its first step is still running."
+    text += " ".join(map(_sentence, infos))
     first, *others = _by_cost(shown)
     if others and shown.seconds.get(first):
-        text += f" The {first} axis costs most."
+        text += f" Messages along the {first} axis take longest."
     if shown.is_measured:
         text += " Measured times include waiting for slower ranks."
     return text

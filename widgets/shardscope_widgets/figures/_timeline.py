@@ -155,18 +155,17 @@ def _shares(bars: Sequence[SpanBar], world_size: int, end: float) -> Shares:
 def timeline_text(info: TimelineInfo) -> str:
     """Return sentences on the fractions of the time in which a rank computes, communicates or waits, and is idle.
 
-    Communication includes waiting for a peer to send or to receive. The fractions add up to 1.
+    Communication includes waiting for a peer to send or to receive, and communication during which the rank also
+    computes, as in predictions and explanations. The fractions add up to 1.
     """
     if not info.steps:
         return "No spans: no step has finished."
-    compute, idle = round(100 * info.shares.compute), round(100 * info.shares.idle)
-    parts = [f"{compute}% computing", f"{100 - compute - idle}% communicating or waiting", f"{idle}% idle"]
+    sent, idle = round(100 * info.shares.communication), round(100 * info.shares.idle)
+    hidden = f" ({info.shares.hidden:.0%} while it also computes)" if info.shares.hidden > 0.005 else ""
+    parts = [f"{100 - sent - idle}% computing", f"{sent}% communicating or waiting{hidden}", f"{idle}% idle"]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
     time = duration_text(info.end_ms / 1e3)
-    text = f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
-    if info.shares.hidden > 0.005:
-        text += f" Computing includes {info.shares.hidden:.0%} in which it also communicates or waits."
-    return text
+    return f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
 
 
 def gap_text(info: TimelineInfo, known: Sequence[int], asked: int) -> str:

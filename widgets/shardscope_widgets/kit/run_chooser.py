@@ -38,6 +38,10 @@ class RunChooser:
         """Name of the run to show initially: the given run, else the newest run; empty if there is none."""
         return next(iter(self.runs), "")
 
+    def give(self, run: Run) -> None:
+        """List a run first."""
+        self._given = run
+
     def offer(self, chosen: str) -> None:
         """List the runs that are now in the folder, and show which run is chosen."""
         from shardscope.runtime import runs

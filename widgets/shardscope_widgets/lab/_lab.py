@@ -17,7 +17,17 @@ from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.kit.still import Still
-from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, PLAN, PREDICT, RUN, SHOWS_A_RUN, TABS, Where, makers
+from shardscope_widgets.lab._panels import (
+    COMPARE,
+    KEEPS_ITS_JOB,
+    PLAN,
+    PREDICT,
+    RUN,
+    SHOWS_A_RUN,
+    TABS,
+    Where,
+    makers,
+)
 from shardscope_widgets.words import plural, safe
 
 if TYPE_CHECKING:
@@ -48,7 +58,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
     def __init__(self, job: Job | None = None, *, root: Path | str | None = None, tab: str = RUN) -> None:
         super().__init__(tab=tab)
         self._asked: tuple[Job, Where] = (JobChoices().job() if job is None else job, None)
-        self._makers = makers(Path(root) if root is not None else None)
+        self._makers = makers(Path(root) if root is not None else None, is_given=job is not None)
         self._panels: dict[str, Any] = {}
         self._jobs: dict[str, tuple[Job, Where]] = {}
         self._is_shown = False
@@ -134,10 +144,16 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         self.problem = ""
         if self.tab not in self._panels or (self.tab == PREDICT and self._jobs[PREDICT] != self._plan()):
             self.take()
+        if self.tab == RUN:
+            self._panels[RUN].screen.forecast.retry()
         run = self._panels[RUN].run if RUN in self._panels else None
         if run is not None and self.tab in SHOWS_A_RUN:
-            self._panels[self.tab].refresh()
-            self._panels[self.tab].run_id = run.id
+            panel = self._panels[self.tab]
+            if self.tab == COMPARE:
+                panel.show(run)  # which knows its functions, unlike the runs on disk
+            else:
+                panel.refresh()
+                panel.run_id = run.id
         self._draw()
 
     def _draw(self) -> None:

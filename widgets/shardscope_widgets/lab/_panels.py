@@ -17,6 +17,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.job_parts import label_of
 from shardscope_widgets.fault_lab import FaultLab
+from shardscope_widgets.kit.own_code import may_call
 from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner import Planner
 from shardscope_widgets.step_player import StepPlayer
@@ -37,7 +38,7 @@ class Predicted(Still, widgets.VBox):  # type: ignore[misc]
     """The prediction of a job on its cluster, and an animation of its predicted step."""
 
     def __init__(self, job: Job, cluster: Where) -> None:
-        if job.user_functions:
+        if not may_call(job):
             raise SpecError(
                 f"the job has functions of your own, which this tab does not call; press Predict it under {RUN}"
             )
@@ -53,9 +54,11 @@ class Predicted(Still, widgets.VBox):  # type: ignore[misc]
         return [self.children[0], *self.player._kept()]  # noqa: SLF001 - a part of this panel
 
 
-def _training(job: Job, cluster: Where, *, root: Path | None) -> TrainingLab:
+def _training(job: Job, cluster: Where, *, root: Path | None, is_given: bool) -> TrainingLab:
     lab = TrainingLab(root=root)
     lab.fill(job, cluster)
+    if is_given:
+        lab.clear()
     return lab
 
 
@@ -70,14 +73,15 @@ def _planner(job: Job, _cluster: Where) -> Planner:
     return Planner(model, nodes=1, global_batch=job.batch.global_batch, precision=job.precision)
 
 
-def makers(root: Path | None) -> dict[str, Callable[[Job, Where], Any]]:
+def makers(root: Path | None, *, is_given: bool) -> dict[str, Callable[[Job, Where], Any]]:
     """Return the function that opens the panel of each tab for a job and its cluster.
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        is_given: Whether the user gave the job: its prediction is then shown, and no earlier run.
     """
     return {
-        PLAN: _planner, PREDICT: Predicted, RUN: partial(_training, root=root),
+        PLAN: _planner, PREDICT: Predicted, RUN: partial(_training, root=root, is_given=is_given),
         COMPARE: lambda *_job: Twin(root=root), TUNE: lambda job, _cluster: TuningLab(job, root=root),
         BREAK: lambda *_job: FaultLab(root=root),
     }  # fmt: skip

@@ -24,11 +24,12 @@ from shardscope_widgets.figures import _plan_answer, _plan_mesh
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.kit.markup import classed, words_html
+from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
+from shardscope_widgets.planner._trained import ENOUGH, TrainedPlan
 
 if TYPE_CHECKING:
     from shardscope.planner.rehearsal import Rehearsal
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
-STEPS_S = (1.0, 4.0, 16.0)
+STEPS_S = (8.0, 16.0)
 """Step times in seconds that a plan may take when it is trained small: the shortest possible one is taken."""
+NUM_STEPS = 3
+"""Number of steps of a plan that is trained small."""
+START_S = 20.0
+"""Time in which a machine with two cores predicts the small job and starts its ranks, in seconds."""
 MOST_TRAINED = 8
 """Maximum number of ranks on which a plan is trained small."""
 OPTIONS = (*ASKED, BUDGET, "unshipped", "fix", "weights", "chosen")
@@ -121,7 +126,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             "Weights": self._measures(),
             "Hold fixed": self._fixed.controls,
         }
-        self.screen = PlannerScreen(self.controls)
+        self.screen = PlannerScreen(self.controls, TrainedPlan(self._guard))
+        self.screen.train.description = f"Train this plan small: {_forecast()}"
         t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
@@ -135,7 +141,16 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 
     def _kept(self) -> list[widgets.Widget | str]:
         screen = self.screen
-        return [screen.status, screen.problem, screen.chosen, screen.mesh, screen.mesh_words, screen.note]
+        trained = [screen.trained.said, screen.trained.costs]
+        return [
+            screen.status,
+            screen.problem,
+            screen.chosen,
+            *trained,
+            screen.mesh,
+            screen.mesh_words,
+            screen.note,
+        ]
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()
@@ -280,6 +295,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             SpecError: There is no such plan, or no job corresponds to it.
             ShardscopeError: The ranks cannot be started.
         """
+        from shardscope.prediction.job import predict_job
         from shardscope.runtime import launch
         from shardscope.runtime.emulated import why_not_emulated
 
@@ -289,24 +305,32 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         devices = self.plans.layout(int(self.plans.order[place - 1])).num_devices
         found = _rehearsal(self.plans, place, min(devices, MOST_TRAINED))
         why_not = why_not_emulated()
-        run = launch(found.job, None if why_not else found.cluster)
-        where = f"on this machine itself, because it cannot emulate clusters: {why_not}." if why_not else ""
-        self.screen.say_trained(found, run.name, where)
+        cluster = None if why_not else found.cluster
+        run = launch(found.job, cluster)
+        where = (
+            f"It runs on this machine itself, which cannot emulate clusters: {why_not}." if why_not else ""
+        )
+        planned = self.plans.layout(int(self.plans.order[place - 1]))
+        self.screen.trained.watch(planned, found, predict_job(found.job, cluster), run, where)
         if self.on_train is not None:
             self.on_train(found, run)
         return run
 
     def _press_train(self) -> None:
-        self.screen.trained.value = words_html("Preparing a small job with this plan's axes …")
+        self.screen.trained.say("Predicting a small job with this plan's axes …")
         self.screen.train.disabled = True
         try:
             self.train()
         except SpecError as error:
-            self.screen.trained.value = words_html(
-                f"This plan cannot be trained small: {as_in_form(str(error))}."
-            )
+            self.screen.trained.say(f"This plan cannot be trained small: {as_in_form(str(error))}.")
         finally:
             self.screen.train.disabled = False
+
+    def close(self) -> None:
+        """Close the planner; a run of a plan continues."""
+        if hasattr(self, "screen"):
+            self.screen.trained.close()
+        super().close()
 
     def forget(self) -> None:
         """Forget all measured steps, and predict and rank all plans again without them."""
@@ -399,15 +423,20 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             self.screen.draw_mesh(info)
 
 
+def _forecast() -> str:
+    """Return how long it takes until a plan that is trained small says which axis costs most."""
+    return f"about {START_S + ENOUGH * STEPS_S[0]:.0f} s on at most {MOST_TRAINED} ranks"
+
+
 def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
     """Return the rehearsal of a plan with the shortest steps of `STEPS_S` in which this machine keeps up."""
     for step_s in STEPS_S[:-1]:
         try:
-            return plans.rehearsal(rank, world_size=world_size, step_s=step_s)
+            return plans.rehearsal(rank, world_size=world_size, step_s=step_s, steps=NUM_STEPS)
         except SpecError as error:
             if not str(error).startswith("step_s="):
                 raise
-    return plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1])
+    return plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1], steps=NUM_STEPS)
 
 
 def _unshipped_words(found: Plans) -> str:

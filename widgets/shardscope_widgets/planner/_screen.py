@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import ipywidgets as widgets
@@ -26,10 +26,8 @@ from shardscope_widgets.kit.markup import classed, columns, heading, note_html, 
 from shardscope_widgets.kit.script import script
 from shardscope_widgets.planner._hold_fixed import FILTERS
 from shardscope_widgets.planner._measured import MeasuredBox
-from shardscope_widgets.words import AXIS_LABELS, duration_text, safe
-
-if TYPE_CHECKING:
-    from shardscope.planner.rehearsal import Rehearsal
+from shardscope_widgets.planner._trained import TrainedPlan
+from shardscope_widgets.words import AXIS_LABELS, safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
 ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no training is run"
@@ -54,7 +52,7 @@ class PlanTable(anywidget.AnyWidget):
 class PlannerScreen:
     """All widgets of a planner, arranged around its controls."""
 
-    def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
+    def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]], trained: TrainedPlan) -> None:
         (
             self.status,
             self.problem,
@@ -73,9 +71,9 @@ class PlannerScreen:
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
         self.frame = Frame(title="Planner", about=ABOUT)
         self.table, self.measured, self.flags = PlanTable(), MeasuredBox(), Copied()
-        self.train = widgets.Button(description="Train this plan small", icon="play", tooltip=TRAIN)
+        self.train = widgets.Button(icon="play", tooltip=TRAIN)
         self.train.add_class("ss-train")
-        self.trained = widgets.HTML()
+        self.trained = trained
         self.pick = widgets.ToggleButtons(options=[], value=None)
         self.by = widgets.ToggleButtons(description="Colour by", options=[], value=None)
         self.unshipped = classed(widgets.Checkbox(indent=False), "ss-unshipped")
@@ -83,11 +81,14 @@ class PlannerScreen:
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
         where = [heading("Where each rank runs", "hover over a square"), self.by, self.mesh, self.mesh_words]
-        train = [] if sys.platform == "emscripten" else [self.train]  # web pages cannot start ranks
-        run = [heading("Run the chosen plan"), *train, self.trained, self.flags, self.remarks]
-        both = classed(widgets.HBox([widgets.VBox(where), widgets.VBox(run)]), "ss-run-it")
+        train = (
+            [] if sys.platform == "emscripten" else [self.train, self.trained.box]
+        )  # pages cannot start ranks
         self.chosen = widgets.VBox([self.numbers, self.pick, self.advice])
-        self.run = widgets.VBox([both])
+        settings = classed(widgets.HBox([self.flags, self.remarks]), "ss-run-it")
+        self.run = widgets.VBox(
+            [*train, *where, heading("Settings of the chosen plan", "to paste"), settings]
+        )
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
         self.answer = widgets.VBox(
             [
@@ -165,7 +166,7 @@ class PlannerScreen:
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
         """Compare the plan at position `chosen` of the ranking, from 1, with the first plan."""
-        self.trained.value = ""
+        self.trained.clear()
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
         self._draw_config(plans, chosen)
@@ -188,19 +189,11 @@ class PlannerScreen:
             self.remarks.value = words_html(f"No settings to paste: {as_in_form(str(error))}.")
             return
         self.flags.layout.display = None
-        self.flags.title, self.flags.text = config.trainer, config.text
-        told = note_html(as_in_form(" ".join(config.remarks)))
-        self.remarks.value = f"<details><summary>Settings to add, and differences</summary>{told}</details>"
-
-    def say_trained(self, found: Rehearsal, name: str, where: str) -> None:
-        """Say which run trains the chosen plan, with which axes, and what differs from the plan."""
-        layout, ranks = found.job.layout(), found.job.world_size
-        text = (
-            f"Run {name} trains {found.job.model} on {ranks} ranks ({short(layout)}): a planned step of "
-            f"{duration_text(found.planned_s)} takes {duration_text(found.step_time_s)} here. The Training Lab shows "
-            "it: its tab Mesh says which axis costs most."
+        self.flags.title, self.flags.text = config.trainer, config.command
+        told = "".join(note_html(as_in_form(remark)) for remark in config.remarks)
+        self.remarks.value = (
+            f"<details open><summary>Settings to add, and differences</summary>{told}</details>"
         )
-        self.trained.value = words_html(as_in_form(" ".join(filter(None, (text, where, *found.notes)))))
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""

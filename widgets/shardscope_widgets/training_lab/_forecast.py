@@ -12,6 +12,7 @@ from shardscope.errors import SpecError
 from shardscope_widgets.figures._rank_mesh import RankMeshInfo, rank_mesh_info
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.own_code import allow, may_call, predict_button
 from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.training_lab._zero import ZeroStages, predicted_stages
 from shardscope_widgets.words import safe
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from shardscope.runtime.launcher.preflight import Preflight
     from shardscope.spec import Job
     from shardscope.spec.cluster import EmulatedCluster
-    from shardscope.spec.job_parts import UserCode
 
 PAUSE_S = 0.2
 """Seconds to wait after the last change of a control before predicting."""
@@ -53,16 +53,13 @@ class Forecast(Background):
         self.line = widgets.HTML()
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
-        self.call = widgets.Button(description="Predict it", icon="calculator")
-        self.call.tooltip = "Call this job's functions in this kernel, and trace one step on the meta device"
-        self.call.layout.display = "none"
+        self.call = predict_button()
         self.call.on_click(self._allow)
         self.zero = ZeroStages()
         self.box = classed(widgets.VBox([self.line, self.call, self.anyway, self.zero.box]), "ss-forecast")
         self.found: Preflight | None = None
         self._asked: ForecastRequest | None = None
         self._begun = False
-        self._allowed: list[UserCode] = []
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._is_working = False
@@ -73,11 +70,13 @@ class Forecast(Background):
         with self._lock:
             asked, self._asked = self._asked, None
         if asked is not None:
-            self._allowed += asked.job.user_functions.values()
+            allow(asked.job)
         self.want(*(asked or ()))
 
-    def _may_call(self, job: Job) -> bool:
-        return all(code in self._allowed for code in job.user_functions.values())
+    def retry(self) -> None:
+        """Predict the newest job if the user has allowed its functions in another panel in the meantime."""
+        if self.call.layout.display is None and self._asked is not None and may_call(self._asked.job):
+            self._allow(self.call)
 
     def begin(self) -> None:
         """Start predicting; call this when the lab is displayed."""
@@ -120,7 +119,7 @@ class Forecast(Background):
             self._changed.clear()
             if asked is not self._asked or self._changed.wait(PAUSE_S):
                 continue
-            found = preflight(*asked, calls_functions=self._may_call(asked.job))
+            found = preflight(*asked, calls_functions=may_call(asked.job))
             with self._lock:
                 is_newest = asked is self._asked
                 if is_newest:
@@ -136,7 +135,7 @@ class Forecast(Background):
         """Show the memory of the newest job under each ZeRO stage, unless a newer job is requested in the meantime."""
         from shardscope.runtime.launcher.preflight import preflight
 
-        calls = self._may_call(job)
+        calls = may_call(job)
         stages = (
             []
             if prediction is None
@@ -164,7 +163,7 @@ class Forecast(Background):
 
     def _show(self, found: Preflight, job: Job) -> None:
         self.found = found
-        self.call.layout.display = "none" if self._may_call(job) else None
+        self.call.layout.display = "none" if may_call(job) else None
         refused = found.refusal is not None
         text = found.refusal or forecast_text(found)
         if "=" not in text.split()[0]:  # the name of a field stays as it is

@@ -9,6 +9,7 @@ from shardscope.spec import Job
 from shardscope_widgets.figures._ghosts import Ghost, ghost_of
 from shardscope_widgets.figures._rank_mesh import RankMeshInfo
 from shardscope_widgets.kit.background import Background
+from shardscope_widgets.kit.own_code import may_call
 from shardscope_widgets.training_lab._forecast import mesh_of, step_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Ghosts(Background):
 
         for run in runs:
             self._tried.add(run.id)
-            prediction = preflight_of(run).prediction if type(run.job) is Job else None
+            calls = type(run.job) is Job and may_call(run.job)
+            prediction = (
+                preflight_of(run, run.job if calls else None).prediction if type(run.job) is Job else None
+            )
             if prediction is not None:
                 self.found[run.id] = ghost_of(prediction)
                 if (step := step_of(prediction)) is not None:

@@ -224,6 +224,14 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         left = None if self.place.choices.cluster() == cluster else cluster
         self.problem = _words.without_control_html(job, self.job(), left)
 
+    def clear(self) -> None:
+        """Show no run, only what is predicted for the job in the form; all runs stay in the list."""
+        with self._guard.lock:
+            self.shown, self.focus = [], ""
+            self._has_chosen = self._is_empty = True
+            self.screen.show_step()
+            self.refresh()
+
     def start_check(self) -> None:
         """Check the job that the controls describe against a single-process run, as the Check button does.
 

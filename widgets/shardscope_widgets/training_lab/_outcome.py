@@ -14,6 +14,7 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, words_html
+from shardscope_widgets.kit.own_code import may_call
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import Comparison
@@ -36,6 +37,7 @@ class OutcomePanel(Background):
         self.box = widgets.VBox([self.words, self.figure, classed(self.table, "ss-outcome")])
         self.found: Comparison | None = None
         self._asked: Run | None = None
+        self._calls = False
         self._begun = False
         self._working = threading.Lock()
         self._say(_LATER)
@@ -47,9 +49,10 @@ class OutcomePanel(Background):
 
     def want(self, run: Run | None) -> None:
         """Start comparing `run`, which must have ended, and return at once; None clears the last comparison."""
-        if (run and run.id) == (self._asked and self._asked.id):
+        calls = run is not None and may_call(run.job)
+        if (run and run.id, calls) == (self._asked and self._asked.id, self._calls):
             return
-        self._asked, self.found = run, None
+        self._asked, self._calls, self.found = run, calls, None
         self._say(_LATER if run is None else _WORKING)
         if run is not None and self._begun:
             self._start(self._work, run, name="outcome")
@@ -58,7 +61,7 @@ class OutcomePanel(Background):
         with self._working:  # one at a time; a run that is no longer in focus by then is skipped
             if run is self._asked:
                 try:
-                    found = comparison_or_reason(run)
+                    found = comparison_or_reason(run, job=run.job if self._calls else None)
                     if run is self._asked:
                         self._show(found)
                 except Exception as error:  # noqa: BLE001 - nobody sees an error of a thread

@@ -171,8 +171,9 @@ class RunBook:
         return before != (list(self.entries), self.skipped, self.groups)
 
     def add(self, run: Run) -> RunEntry:
-        """Add a run that has just been started."""
+        """Add a run that has just been started; unlike one read from disk, it knows the user's functions."""
         entry = self.entries.get(run.id) or RunEntry(run, Trace.of(run), run.state)
+        entry.run = run
         self.entries[run.id] = entry
         return entry
 

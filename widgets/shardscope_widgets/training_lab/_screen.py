@@ -16,6 +16,7 @@ from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.job_form.topics import FIRST
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
+from shardscope_widgets.kit.mesh_panel import MeshPanel
 from shardscope_widgets.step_player import StepPlayer
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _words
@@ -23,7 +24,6 @@ from shardscope_widgets.training_lab._advice import AdvicePanel
 from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
-from shardscope_widgets.training_lab._mesh import MeshPanel
 from shardscope_widgets.training_lab._outcome import OutcomePanel
 from shardscope_widgets.training_lab._payoff import PayoffPanel
 from shardscope_widgets.training_lab._place import Place

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from shardscope.runlog.recorded_step import recorded_step
+from shardscope_widgets.figures._rank_mesh import axes_info
 from shardscope_widgets.training_lab import _words
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Stage:
         self.is_watching = False
         self._screen = screen
         self._recorded: dict[str, StepEvents] = {}
+        self._first: dict[str, StepEvents] = {}
         self._follow_at = 0.0
         self._followed = ""  # the run that a scheduled restart replaces
 
@@ -38,16 +41,39 @@ class Stage:
             is_own: Whether the form describes the job and the cluster of this run.
         """
         screen, predicted, measured, note = self._screen, self._screen.forecast.step, None, ""
-        mesh = screen.forecast.mesh
         if entry is not None and (is_own or self.is_watching):
             if not is_own:
                 predicted = screen.ghosts.steps.get(entry.run.id)
-                mesh = screen.ghosts.meshes.get(entry.run.id)
             measured = self._recorded_step(entry)
             predicted_s = None if predicted is None else predicted.step_time_s
             note = _words.ranks_text(entry, screen.place.why_not, predicted_s)
         screen.draw_step(predicted, measured, note)
-        screen.mesh.draw(mesh, measured)
+        self._draw_mesh(entry, is_own=is_own)
+
+    def _draw_mesh(self, entry: RunEntry | None, *, is_own: bool) -> None:
+        """Draw the ranks of the run in focus; those of the form's job if the run has one axis, or if the form was
+        changed since and now has several.
+        """
+        screen, of_form = self._screen, self._screen.forecast.mesh
+        is_first = is_own or self.is_watching or of_form is None
+        axes = None if entry is None or not is_first else axes_info(entry.run.job, entry.trace.label)
+        if entry is None or axes is None:
+            screen.mesh.draw(of_form, None)
+            return
+        mesh = of_form if is_own else screen.ghosts.meshes.get(entry.run.id)
+        screen.mesh.draw(mesh or axes, self._newest_step(entry))
+
+    def _newest_step(self, entry: RunEntry) -> StepEvents | None:
+        """Return the first step of a run, and the step with recorded messages as soon as it has finished."""
+        found = self._recorded_step(entry)
+        if found is not None or not entry.trace.steps:
+            return found
+        if entry.run.id not in self._first:
+            first = recorded_step(entry.run.job, entry.trace.early, entry.trace.label, step=1)
+            if first is None:
+                return None
+            self._first[entry.run.id] = first
+        return self._first[entry.run.id]
 
     def _recorded_step(self, entry: RunEntry) -> StepEvents | None:
         found = self._recorded.get(entry.run.id) or entry.trace.step_events()

@@ -23,6 +23,7 @@ from shardscope_widgets.figures._ghosts import GhostPart, ghost_of
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
+    from shardscope.spec import Job
 
 HERE, AS_RUN = "this machine", "as it ran"
 """Clusters of the prediction: this machine without emulated links, or the cluster of the run."""
@@ -46,13 +47,19 @@ class Findings:
     _recorded: dict[int, StepEvents | None] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, run: Run, where: str) -> Findings:
-        """Read a run, and compare it with its prediction for its own cluster or for this machine."""
+    def of(cls, run: Run, where: str, job: Job | None = None) -> Findings:
+        """Read a run, and compare it with its prediction for its own cluster or for this machine.
+
+        Args:
+            run: The run.
+            where: The cluster of the prediction.
+            job: The run's job with the user's functions, which are then called; None calls none.
+        """
         if where == AS_RUN or isinstance(run.job, ObservedJob):
-            prediction = None if isinstance(run.job, ObservedJob) else preflight_of(run).prediction
-            return cls(run, run.events(), comparison_or_reason(run), prediction)
-        prediction = preflight(run.job).prediction
-        return cls(run, run.events(), comparison_or_reason(run, prediction), prediction)
+            prediction = None if isinstance(run.job, ObservedJob) else preflight_of(run, job).prediction
+            return cls(run, run.events(), comparison_or_reason(run, job=job), prediction)
+        prediction = preflight(job or run.job, calls_functions=job is not None).prediction
+        return cls(run, run.events(), comparison_or_reason(run, prediction, job=job), prediction)
 
     @cached_property
     def steps(self) -> dict[int, float]:

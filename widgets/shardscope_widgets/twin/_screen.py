@@ -12,6 +12,7 @@ from shardscope_widgets.figures import _residual, _twin, theme
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, heading, status_html, words_html
+from shardscope_widgets.kit.own_code import predict_button
 from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.words import safe
@@ -50,6 +51,7 @@ class Screen:
         self.gantt = LiveFigure(
             _twin.empty_twin().update_layout(showlegend=False, margin_t=8), label="One step on each rank"
         )
+        self.call = predict_button()
         self.details = self._details()
         self.children = self._arrange()
 
@@ -65,7 +67,7 @@ class Screen:
 
     def _arrange(self) -> tuple[widgets.Widget, ...]:
         bar = classed(widgets.HBox([self.run, self.where, self.again]), "ss-run-bar")
-        return self.frame, bar, self.status, self.details
+        return self.frame, bar, self.status, self.call, self.details
 
     def say(self, text: str, state: str = "") -> None:
         """Set the status line."""

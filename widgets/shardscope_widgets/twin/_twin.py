@@ -11,17 +11,20 @@ import traitlets as t
 
 from shardscope.measure.compare.comparison import Comparison, state_of
 from shardscope.measure.compare.residual import Expected
-from shardscope.runtime import Run
+from shardscope.runtime import Run, load_job
+from shardscope.spec import Job
 from shardscope_widgets.figures._twin import twin_info
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.hit_rate import HitRate
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.own_code import allow, may_call
 from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.kit.still import Still
 from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
 from shardscope_widgets.twin._screen import Screen
+from shardscope_widgets.words import listed
 
 
 class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
@@ -59,6 +62,7 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
         self.findings: Findings | None = None
         self._chooser = RunChooser(run, root)
         self._working = threading.Lock()
+        self._jobs: dict[str, Job] = {}  # with the user's functions, by run id
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.screen = Screen(self._chooser)
         self._hit_rate = HitRate(self.screen.frame, root)
@@ -105,6 +109,7 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
         screen.where.observe(callback(lambda: setattr(self, "where", screen.where.value)), "value")
         screen.step.observe(callback(lambda: setattr(self, "step", screen.step.value)), "value")
         screen.again.on_click(callback(self.refresh))
+        screen.call.on_click(callback(self._allow))
         self.observe(callback(self._begin), ["run_id", "where"])
         self.observe(callback(self._draw_residual), "against")
         self.observe(callback(self._draw_step), "step")
@@ -120,8 +125,39 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
             return
         self._chooser.mark(run.id)
         self._offer_places(run)
+        if may_call(run.job):
+            self._jobs[run.id] = run.job
+        self.screen.call.layout.display = None if self._needs_permission(run) else "none"
+        if self._needs_permission(run):
+            self.screen.hide()
+            names = listed([code.name for code in run.job.user_functions.values()])
+            self.screen.say(
+                f"{run.name} has functions of your own ({names}), which are called in this kernel once you press "
+                "Predict it."
+            )
+            return
         self.screen.say(f"{run.name} is being predicted, simulated and compared.", "running")
-        self._start(self._work, run, self.where, name="twin")
+        self._start(self._work, run, self.where, self._jobs.get(run.id), name="twin")
+
+    def _needs_permission(self, run: Run) -> bool:
+        return bool(run.job.user_functions) and run.id not in self._jobs
+
+    def show(self, run: Run) -> None:
+        """Show a run, which may have been launched here with functions of the user's own, as of its newest step."""
+        self._chooser.give(run)
+        self._chooser.offer(self.run_id)
+        if self.run_id == run.id:
+            self._begin()
+        self.run_id = run.id
+
+    def _allow(self) -> None:
+        """Load the functions of the run's job, if this kernel launched it, and compare the run."""
+        run = self.run
+        if run is not None:
+            job = run.job if all(code.is_here for code in run.job.user_functions.values()) else load_job(run)
+            allow(job)
+            self._jobs[run.id] = job
+            self._begin()
 
     def _offer_places(self, run: Run) -> None:
         """Offer the run's own emulated cluster, if it had one, and this machine."""
@@ -135,12 +171,12 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
             self.where = AS_RUN
         where.value = self.where
 
-    def _work(self, run: Run, where: str) -> None:
+    def _work(self, run: Run, where: str, job: Job | None) -> None:
         with self._working:  # one at a time; a choice that has changed by then is skipped
             if (run.id, where) != (self.run_id, self.where):
                 return
             with self._guard.run(lock=False):
-                found = Findings.of(run, where)
+                found = Findings.of(run, where, job)
                 with self._guard.lock:
                     if (run.id, where) == (self.run_id, self.where):
                         self._show(found)

@@ -124,6 +124,7 @@ def gathered_in_stages(
     stage: int,
     ranks: int,
     element_bytes: int,
+    expert_ranks: int | None = None,
 ) -> list[float]:
     """Return the peak bytes of gathered parameters on each rank of a pipeline, as `gathered_peak`.
 
@@ -136,12 +137,16 @@ def gathered_in_stages(
         stage: ZeRO stage, 2 or 3.
         ranks: N, the number of ranks over which a unit is sharded.
         element_bytes: Bytes of one parameter.
+        expert_ranks: Number of ranks over which experts are sharded, if it is another one; with 1, they are not
+            gathered.
     """
     sizes: dict[int, list[float]] = {}
     for rank, pieces in stages:
         used = {place for piece in pieces for place in piece.parameters}
-        rows = [step.parameters[place] for place in used]
-        size = sum(padded_elements(row.shape, ranks) for row in rows if row.shape)
+        cut = [(step.parameters[place], ranks) for place in used]
+        if expert_ranks is not None:
+            cut = [(row, expert_ranks if row.is_expert else ranks) for row, _ in cut]
+        size = sum(padded_elements(row.shape, count) for row, count in cut if row.shape and count > 1)
         sizes.setdefault(rank, []).append(float(element_bytes * size))
     return [sum(sizes[rank]) if stage == 2 else max(sizes[rank]) for rank in sorted(sizes)]
 

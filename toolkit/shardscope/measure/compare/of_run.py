@@ -23,6 +23,7 @@ from shardscope.measure.compare.rows import (
     with_rest,
     with_simulation,
 )
+from shardscope.prediction.expert_loads import takes_loads
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
@@ -35,6 +36,7 @@ from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight, preflight_of
 from shardscope.runtime.record.launch_prediction import BUSY, LaunchConstants, LaunchPrediction, constants_of
 from shardscope.runtime.record.status import Cause
+from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural, seconds_text
@@ -164,7 +166,7 @@ def _compared(
         notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")
     if log.experts.recent is not None and TOKENS in (prediction.traffic or {}):
         notes.append(_OF_LOADS.format(name=TOKENS, imbalance=log.experts.recent.imbalance))
-        if isinstance(prediction, JobPrediction):
+        if isinstance(prediction, JobPrediction) and takes_loads(job):
             own_s = prediction.with_expert_loads(log.experts.loads).step_time_s
             notes += [] if own_s is None else [_OF_OWN_LOADS.format(time=seconds_text(own_s))]
     where = "this machine"
@@ -218,7 +220,9 @@ def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPred
     return replace(prediction, step=step)
 
 
-def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> Comparison | str:
+def comparison_or_reason(
+    run: Run, prediction: JobPrediction | None = None, *, job: Job | None = None
+) -> Comparison | str:
     """Return the comparison of a finished run with its prediction, or a sentence on why there is none.
 
     As before a run, the job is traced in the process that launches runs, so this process need not import torch.
@@ -226,16 +230,20 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
     Args:
         run: The run.
         prediction: A prediction of its job; None to predict the job where it ran, with the constants of its launch.
+        job: The run's job with the user's functions, which are then called; None calls none.
     """
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
         launched = Launched.of(run) if prediction is None else None
-        prediction = prediction or preflight_of(run).prediction
+        prediction = prediction or preflight_of(run, job).prediction
         if prediction is None:
-            return _OWN_FUNCTIONS if run.job.user_functions else _NOT_PREDICTED
+            return _OWN_FUNCTIONS if run.job.user_functions and job is None else _NOT_PREDICTED
         is_outdated = launched is not None and launched.is_outdated
-        newer = preflight(run.resized_job, run.cluster).prediction if is_outdated else None
+        own = run.resized_job if job is None else prediction.job
+        newer = (
+            preflight(own, run.cluster, calls_functions=job is not None).prediction if is_outdated else None
+        )
         return _compared(run, run.events(), prediction, launched, newer)
     except ShardscopeError as error:
         return str(error)

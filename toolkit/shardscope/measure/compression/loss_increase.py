@@ -64,12 +64,14 @@ def loss_increase() -> pd.DataFrame:
 
 
 def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool = False) -> str:
-    """Return how much the loss increased with a method and an optimizer, such as ``loss 19% higher with AdamW``.
+    """Return how much the loss increased with a method and an optimizer, such as ``loss 19% higher than uncompressed
+    with AdamW``.
 
     Args:
         compression: The method.
         optimizer: Name of the optimizer.
-        with_tolerance: Whether to add the method's tolerance, as ``loss 19% higher with AdamW, tolerance 3%``.
+        with_tolerance: Whether to add the method's tolerance: ``loss 19% higher than uncompressed with AdamW, up to 3%
+            higher is tolerated``.
     """
     if not compression.is_on:
         return "loss unchanged"
@@ -77,12 +79,12 @@ def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool 
     percent, tolerance = _percent(compression, optimizer)
     if math.isnan(percent):
         return f"loss not measured with {column}"
-    limit = f", tolerance {tolerance:g}%" if with_tolerance else ""
+    limit = f", up to {tolerance:g}% higher is tolerated" if with_tolerance else ""
     if math.isinf(percent):
         return f"diverges with {column}{limit}"
     if percent == 0:
         return f"loss unchanged with {column}{limit}"
-    return f"loss {abs(percent):g}% {'lower' if percent < 0 else 'higher'} with {column}{limit}"
+    return f"loss {abs(percent):g}% {'lower' if percent < 0 else 'higher'} than uncompressed with {column}{limit}"
 
 
 def is_within_tolerance(compression: Compression, optimizer: str) -> bool:

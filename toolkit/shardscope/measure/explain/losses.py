@@ -63,6 +63,7 @@ class MeasuredStep:
         predicted: Prediction for the step; None if there is none.
         pipeline: Waiting between the passes of a pipeline; None for other strategies.
         cluster: Name of the emulated cluster that the run is on; empty on this machine itself.
+        hidden: Time for which each rank communicates and also computes; it counts as communication. Empty if unknown.
     """
 
     seconds: float
@@ -74,6 +75,7 @@ class MeasuredStep:
     predicted: Term | None = field(default=None, repr=False)
     pipeline: PipelineWaits | None = None
     cluster: str = ""
+    hidden: Sequence[float] = ()
 
     def computing(self) -> list[float]:
         """Return the time for which each rank computes in a step, without reading data, in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from shardscope.errors import RunUnreadable
 from shardscope.machine import usable_cores
 from shardscope.measure.compare.measured import (
+    COMMUNICATION,
     Steps,
     counted,
     parts_by_rank,
@@ -28,13 +30,14 @@ from shardscope.measure.pipeline_waits import pipeline_waits
 from shardscope.methods.strategies.pipeline import with_split
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
-from shardscope.runlog.spans import finished_steps
+from shardscope.runlog.spans import covered, finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight
 from shardscope.runtime.record.launch_prediction import constants_of
 from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec import Job
 
+_LANES = ("compute", COMMUNICATION)
 LEAST_LOSS = 0.1
 """Smallest loss, as a fraction of the step, that is worth a change."""
 
@@ -177,6 +180,7 @@ def measured_step(
         parts=parts_by_rank(steps, shown, period),
         waiting=median(_waiting_s(steps[number]) for number in late),
         sent_bytes=_sent(steps, late, job.world_size),
+        hidden=[median(_hidden_s(steps[number][rank]) for number in late) for rank in range(job.world_size)],
         roles=[job.strategy.role(rank, job.world_size) for rank in range(job.world_size)],
         shares_cores=job.world_size * job.threads > (usable_cores() if cores is None else cores),
         predicted=None if prediction is None else prediction.time,
@@ -189,6 +193,12 @@ def _waiting_s(row: Sequence[Event]) -> float:
     """Return how much longer the slowest rank computes in one step than the ranks do on average, in seconds."""
     seconds = [computing_s(seconds_by_part(event)) for event in row if event.get("gradients", 1)]
     return max(seconds) - fmean(seconds)
+
+
+def _hidden_s(event: Event) -> float:
+    """Return the time for which a rank communicates and also computes in one step, in seconds."""
+    lanes = {name: [(row[2], row[3]) for row in event["spans"] if row[0] == name] for name in _LANES}
+    return sum(map(covered, lanes.values())) - covered([*chain(*lanes.values())])
 
 
 def _sent(steps: Steps, numbers: Sequence[int], world_size: int) -> list[float]:

@@ -15,9 +15,11 @@ from shardscope.spec.settings import differing, settings_of, value_text, words_o
 from shardscope.spec.units import duration_text, faster_text, figure, listed, plural
 
 Spread = tuple[float, float]
+_VISIBLE = 0.01
+"""Smallest fraction of a step that is mentioned beside another."""
 
 _LOSSES = {
-    "communication": "Communication takes {share}: {sent} per rank over {link}{axes}.",
+    "communication": "Communication takes {share}{hidden}: {sent} per rank over {link}{axes}.",
     "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
     "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as {others}.",
     "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
@@ -79,6 +81,7 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         return _pipeline_text(step.pipeline, found, step, job, cores)
     return _LOSSES[loss.cause].format(
         share=f"{loss.share:.0%} of the step",
+        hidden=_hidden(loss, step),
         rank=loss.rank,
         sent=figure(sent, "bytes"),
         link=_link(step, job),
@@ -90,6 +93,15 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         world_size=job.world_size,
         cores=cores,
     )
+
+
+def _hidden(loss: Loss, step: MeasuredStep) -> str:
+    """Return a clause on the part of the communication during which ranks also compute; empty if there is none."""
+    both = min(step.hidden, default=0.0) / step.seconds
+    if both < _VISIBLE:
+        return ""
+    part = "all of it" if both > loss.share - _VISIBLE else f"{both:.0%}"
+    return f", {part} while ranks also compute"
 
 
 def _others(step: MeasuredStep) -> str:

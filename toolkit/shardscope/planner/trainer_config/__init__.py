@@ -15,7 +15,7 @@ from shardscope.calibration.software import assumed_software, software_of
 from shardscope.errors import SpecError
 from shardscope.planner.trainer_config.config import TrainerConfig
 from shardscope.planner.trainer_config.deepspeed import deepspeed_config
-from shardscope.planner.trainer_config.megatron import megatron_config
+from shardscope.planner.trainer_config.megatron import launch_command, megatron_config
 from shardscope.planner.trainer_config.torchtitan import torchtitan_config
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -32,7 +32,9 @@ _WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
 }
 
 
-def trainer_config(model: Transformer, layout: Layout, software: str | None = None) -> TrainerConfig:
+def trainer_config(
+    model: Transformer, layout: Layout, software: str | None = None, *, per_node: int | None = None
+) -> TrainerConfig:
     """Return the settings for a trainer to run this layout of a model.
 
     Args:
@@ -40,6 +42,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         layout: The layout.
         software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the software that
             the layout suggests, as in `predict`.
+        per_node: Number of devices in a node, for the command that starts Megatron-LM; None writes its flags alone.
 
     Raises:
         SpecError: The trainer cannot run the layout, or no settings can be written for it.
@@ -66,4 +69,6 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         )
     config = _WRITERS[known.name](model, layout)
     work = f"The plan is for {work_text(layout.global_batch, model.seq)}."
-    return config._replace(remarks=(work, *config.remarks))
+    is_started = config.trainer.startswith("Megatron")
+    launch = launch_command(layout, per_node) if is_started and per_node is not None else ""
+    return config._replace(remarks=(work, *config.remarks), launch=launch)

@@ -17,6 +17,13 @@ class TrainerConfig(NamedTuple):
     text: str
     remarks: tuple[str, ...]
     """Sentences on what the text does not contain."""
+    launch: str = ""
+    """Command that starts the trainer on each node, without the flags; empty if none is written."""
+
+    @property
+    def command(self) -> str:
+        """The command with its flags, or the text alone if there is no command."""
+        return f"{self.launch} \\\n{self.text}" if self.launch else self.text
 
     def __str__(self) -> str:
         return self.text

@@ -67,8 +67,8 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
         loss,
         *_remarks_on_messages(layout),
-        *["Add --rotary-base if the model's is not 10,000; that of Llama 3 is 500,000."]
-        * (model.positions == "rotary"),
+        *["Add --rotary-base if the model's is not 10,000."]
+        * (model.positions == "rotary" and model.rotary_base is None),
         f"Add the data and a tokenizer of {model.vocab:,} tokens, the learning rate and --train-iters.",
     )
 
@@ -76,7 +76,9 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
 def _remarks_on_messages(layout: Layout) -> list[str]:
     found = []
     if layout.tensor > 1 or layout.context > 1:
-        found.append("On Hopper and older GPUs, set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1.")
+        found.append(
+            "On Hopper and older GPUs, set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1; on others, do not."
+        )
     if layout.tensor > 1:
         needed = "" if layout.sequence_parallel else ", which needs sequence_parallel=True"
         found.append(
@@ -173,6 +175,7 @@ def _model(model: Transformer) -> dict[str, Any]:
         "swiglu": model.gated,
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "position-embedding-type": _POSITIONS[model.positions],
+        **_rotary_base(model),
         "seq-length": model.seq,
         "max-position-embeddings": max(model.seq, model.num_positions),
         "untie-embeddings-and-output-weights": not model.tied,
@@ -181,6 +184,32 @@ def _model(model: Transformer) -> dict[str, Any]:
         "qk-layernorm": bool(model.qk_norm),
         **_experts(model),
     }
+
+
+def _rotary_base(model: Transformer) -> dict[str, Any]:
+    """Return the base of rotary positions, which Megatron-LM takes as an integer."""
+    base = model.rotary_base
+    if model.positions != "rotary" or base is None:
+        return {}
+    if base != int(base):
+        raise SpecError(
+            f"rotary_base={base} is not an integer, as Megatron-LM's --rotary-base expects; use one"
+        )
+    return {"rotary-base": int(base)}
+
+
+def launch_command(layout: Layout, per_node: int) -> str:
+    """Return the command that starts `pretrain_gpt.py` on each node, without flags.
+
+    Args:
+        layout: The layout.
+        per_node: Number of devices in a node.
+    """
+    own = min(per_node, layout.num_devices)
+    nodes = -(-layout.num_devices // own)
+    meet = " --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500" if nodes > 1 else ""
+    ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if layout.tensor > 1 or layout.context > 1 else ""
+    return f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {own}{meet} pretrain_gpt.py"
 
 
 def _parts(model: Transformer) -> dict[str, bool]:

@@ -157,12 +157,17 @@ def preflight(
         return Preflight(None, problem=f"{type(error).__name__}: {error}")
 
 
-def preflight_of(run: Run) -> Preflight:
+def preflight_of(run: Run, job: Job | None = None) -> Preflight:
     """Predict a run's job with the constants at its launch, so that its predictions never change.
 
     Runs without recorded constants, such as runs of earlier versions, are predicted with the current constants.
+
+    Args:
+        run: The run.
+        job: The run's job with the user's functions, which are then called; None calls none.
     """
-    return preflight(run.resized_job, run.cluster, launched=constants_of(run))
+    own = run.resized_job if job is None or job.elastic is not None else job
+    return preflight(own, run.cluster, launched=constants_of(run), calls_functions=job is not None)
 
 
 class AtLaunch(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import PositiveFloat, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
@@ -52,6 +52,9 @@ class Transformer(Model):
     positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
     num_positions: CountOrZero = 0
     """Rows of the learned position embedding; `seq` if 0 or not given."""
+    rotary_base: PositiveFloat | None = None
+    """Base of the frequencies of rotary positions, ``rope_theta`` in Hugging Face's configs; None if it is not known.
+    It has no effect on predictions."""
     norm: Literal["layernorm", "rmsnorm", "unweighted"] = "layernorm"
     """Kind of norm; ``unweighted`` is a LayerNorm without weights and biases (OLMo)."""
     norms_per_layer: Literal[1, 2, 4] = 2
@@ -261,7 +264,7 @@ class Transformer(Model):
         return self.num_params - self.num_mixture_layers * idle
 
 
-_MAY_BE_NONE = {"mixture", "latent", "qkv_bias", "out_bias"}
+_MAY_BE_NONE = {"mixture", "latent", "qkv_bias", "out_bias", "rotary_base"}
 
 
 def _latent_params(model: Transformer, latent: LatentAttention) -> int:

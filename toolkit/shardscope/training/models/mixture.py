@@ -11,21 +11,23 @@ evaluation, it returns logits only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardscope.errors import SpecError
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
 from shardscope.training.expert_axis import ExpertAxis
-from shardscope.training.models._blocks import CheapToRecompute
+from shardscope.training.models._blocks import CheapToRecompute, ForwardPart
 from shardscope.training.models.gpt import GPT, TransformerBlock, feed_forward
 from shardscope.training.models.routing import Router, SortedChoices
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import Enter, Leave
+
+_ACTIVATION_DIMS = 3
 
 
 class MixtureGPT(GPT):
@@ -54,15 +56,47 @@ class MixtureGPT(GPT):
         return {"logits": scores, "balance_loss": weight * torch.stack(balances).sum(0)}
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Refuse to be split into stages.
+        """Return the embedding, the blocks and the head as named layers; see `GPT.pipeline_layers`.
 
-        Raises:
-            SpecError: Always.
+        In training, layers pass the balance losses on with the activations, as one more number for each sequence. So
+        the last stage has the whole loss, and the gradient of a layer's balance loss returns to it through the stages,
+        with the weight of its micro-batch. Megatron-LM instead adds this gradient in each layer
+        (``MoEAuxLossAutoScaler`` in ``moe_utils.py``), and sums the losses over stages only for its log.
         """
-        raise SpecError(
-            "a model with experts cannot be split into stages yet, because stages do not pass its balance loss on; use "
-            "a data-parallel strategy"
-        )
+        embedding, *blocks, _ = super().pipeline_layers()
+        return [
+            embedding,
+            *((name, self._passing_on(block)) for name, block in blocks),
+            ("head", ForwardPart(self._score_and_balance, self.norm, self.tokens)),
+        ]
+
+    def _passing_on(self, block: nn.Module) -> nn.Module:
+        return ForwardPart(partial(self._pass_on, block), block) if isinstance(block, MixtureBlock) else block
+
+    def _pass_on(self, block: MixtureBlock, carried: Tensor) -> Tensor:
+        """Apply a block to activations, or to what `_pass_on` returns for the block before it."""
+        assert self.config.mixture is not None
+        x, before = self._unpacked(carried)
+        output: Tensor
+        output, balance = block(x)
+        if not block.training or not self.config.mixture.balance:
+            return output
+        total = balance if before is None else before + balance
+        return torch.cat([output.flatten(1), total[:, None].to(output.dtype)], 1)
+
+    def _score_and_balance(self, carried: Tensor) -> Any:
+        assert self.config.mixture is not None
+        x, balance = self._unpacked(carried)
+        scores = self.score(x)
+        if balance is None:
+            return scores
+        return {"logits": scores, "balance_loss": self.config.mixture.balance * balance}
+
+    def _unpacked(self, carried: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the activations `(N, T, hidden)` and the sequences' balance losses `(N,)`, if there are any yet."""
+        if carried.dim() == _ACTIVATION_DIMS:
+            return carried, None
+        return carried[:, :-1].unflatten(1, (-1, self.config.hidden)), carried[:, -1]
 
     def tensor_plan(self) -> dict[str, str]:
         """Return how tensor parallelism divides each layer, by name: whole heads, and the shared experts.

@@ -1,13 +1,14 @@
 """Routing of tokens to experts: choices, capacity, the balance loss, and the number of tokens that experts get.
 
 A sequence is a group of tokens in the sense of GShard (Lepikhin et al., arXiv 2006.16668, section 2.2 and algorithm 1):
-capacity and balance loss are those of each sequence, so they do not depend on how a batch is split.
+capacity and balance loss are those of each sequence, so they do not depend on how a batch is split. If each rank of a
+context group has a part of every sequence, the ranks add up the choices and probabilities of their parts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,21 @@ from torch.nn import functional
 
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.training import _compat
+from shardscope.training.places import places_of
+
+
+class Sequences(Protocol):
+    """How sequences are divided over the ranks of a context group, for routers; see `SequenceSplit`."""
+
+    @property
+    def own_places(self) -> list[int]:
+        """Places of this rank's parts among all parts of a sequence."""
+
+    def of_all_parts(self, own: Tensor) -> Tensor:
+        """Return the numbers `(N, parts, ...)` of all parts, in the order of the sequence, for those of the own."""
+
+    def mean(self, own: Tensor) -> Tensor:
+        """Return the mean over all ranks of a tensor, through which gradients flow back to all ranks."""
 
 
 class Routes(NamedTuple):
@@ -76,6 +92,8 @@ class Router(nn.Linear):
         super().__init__(hidden, mixture.experts, bias=mixture.router_bias)
         self.mixture = mixture
         self.tally = Tally()
+        self.sequences: Sequences | None = None
+        """How the sequences are divided over ranks; None if this rank has whole ones."""
 
     def forward(self, x: Tensor) -> Routes:  # type: ignore[override]
         """Return the routes of the tokens `(N, T, hidden)`.
@@ -91,30 +109,45 @@ class Router(nn.Linear):
             weights, experts = probabilities.topk(self.mixture.active, dim=-1)
             if self.mixture.active > 1:
                 weights = weights / weights.sum(-1, keepdim=True)
-            chosen = _one_hot(experts, self.mixture.experts)
-            assigned = chosen.sum((1, 2))
-            balance = balance_of(probabilities, assigned)
-            is_kept = self._within_capacity(experts, chosen)
+            own = [0] if self.sequences is None else self.sequences.own_places
+            one_hot = _one_hot(experts, self.mixture.experts)
+            chosen = one_hot.unflatten(1, (len(own), -1))  # (N, parts, tokens, k, E)
+            mean, counts = probabilities.mean(1), chosen.sum(2)
+            assigned = counts.sum((1, 2))
+            if self.sequences is not None:
+                mean, counts = self.sequences.mean(mean), self.sequences.of_all_parts(counts)
+            balance = balance_of(mean, counts.sum((1, 2)))
+            is_kept = self._within_capacity(experts, chosen, counts, own)
         if self.tally.is_on and self.training and not _compat.is_in_backward():
-            kept = assigned if is_kept is None else (chosen * is_kept[..., None]).sum((1, 2))
+            kept = assigned
+            if is_kept is not None:
+                kept = (one_hot * is_kept[..., None]).sum((1, 2))
             self.tally.add(assigned, kept, balance)
         return Routes(experts, weights, is_kept, balance)
 
-    def _within_capacity(self, experts: Tensor, chosen: Tensor) -> Tensor | None:
-        """Return whether each choice fits in its expert's capacity: first choices are placed before second ones."""
-        tokens = chosen.shape[1]
-        capacity = self.mixture.capacity(tokens)
+    def _within_capacity(
+        self, experts: Tensor, chosen: Tensor, counts: Tensor, own: list[int]
+    ) -> Tensor | None:
+        """Return whether each choice fits in its expert's capacity: first choices are placed before second ones.
+
+        Args:
+            experts: Number of the expert of each choice, `(N, T, k)`.
+            chosen: The same as one-hot numbers, by part of the sequence, `(N, parts, tokens, k, E)`.
+            counts: Choices of each expert in each part of whole sequences, `(N, all parts, k, E)`.
+            own: Places of the parts among all parts.
+        """
+        parts = counts.shape[1]
+        capacity = self.mixture.capacity(chosen.shape[2] * parts)
         if capacity is None:
             return None
-        in_order = chosen.transpose(1, 2).flatten(1, 2)  # (N, k T, E)
-        taken = (
-            in_order.cumsum(1).unflatten(1, (-1, tokens)).transpose(1, 2)
-        )  # (N, T, k, E), with the choice itself
-        place: Tensor = taken.gather(-1, experts[..., None]).squeeze(-1)
+        in_order = counts.transpose(1, 2).flatten(1, 2)  # (N, k parts, E)
+        before = (in_order.cumsum(1) - in_order).unflatten(1, (-1, parts)).transpose(1, 2)[:, own]
+        taken = chosen.cumsum(2) + before[:, :, None]  # with the choice itself
+        place: Tensor = taken.flatten(1, 2).gather(-1, experts[..., None]).squeeze(-1)
         return place <= capacity
 
 
-def balance_of(probabilities: Tensor, assigned: Tensor) -> Tensor:
+def balance_of(mean: Tensor, assigned: Tensor) -> Tensor:
     """Return the balance loss of each sequence, `(N,)`: ``E sum_i f_i P_i``, which is 1 for an even load.
 
     f_i is the fraction of a sequence's choices that are expert i, with those that are dropped, and P_i the mean
@@ -122,17 +155,17 @@ def balance_of(probabilities: Tensor, assigned: Tensor) -> Tensor:
     all, as in DeepSeek-V2's balance loss of a sequence, arXiv 2405.04434, equations 23 to 25).
 
     Args:
-        probabilities: Probability of each expert for each token, `(N, T, E)`.
+        mean: Mean probability of each expert over the tokens of a sequence, `(N, E)`.
         assigned: Choices of each expert, `(N, E)`.
     """
-    chosen = assigned.to(probabilities.dtype)
+    chosen = assigned.to(mean.dtype)
     fractions = chosen / chosen.sum(-1, keepdim=True)
-    return probabilities.shape[-1] * (fractions * probabilities.mean(1)).sum(-1)
+    return mean.shape[-1] * (fractions * mean).sum(-1)
 
 
 def _one_hot(experts: Tensor, count: int) -> Tensor:
     """Return the one-hot encoding of expert numbers `(...)`, as integers `(..., count)`."""
-    return (experts[..., None] == torch.arange(count, device=experts.device)).long()
+    return (experts[..., None] == places_of(count, experts.device)).long()
 
 
 class SortedChoices(NamedTuple):

@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from shardscope.errors import SpecError
 from shardscope.spec.context_comm import ContextComm, parts_per_rank
 from shardscope.training.data import map_tensors, tensors_of
+from shardscope.training.models.routing import Router
 from shardscope.training.sequence.attention import attention_by_heads, attention_in_blocks
 from shardscope.training.sequence.axis import SequenceAxis
+from shardscope.training.tensor.functions import with_adjoint
 
 
 class SequenceSplit:
@@ -67,6 +69,28 @@ class SequenceSplit:
             return parts[self.axis.rank].contiguous()
         return torch.cat([parts[self.axis.rank], parts[-1 - self.axis.rank]], dim)
 
+    # Routers of experts, whose capacity and balance loss are those of whole sequences
+
+    @property
+    def own_places(self) -> list[int]:
+        """Places of this rank's parts among all parts of a sequence."""
+        rank, size = self.axis.rank, self.axis.size
+        return [rank] if parts_per_rank(self.comm) == 1 else [rank, 2 * size - 1 - rank]
+
+    def of_all_parts(self, own: Tensor) -> Tensor:
+        """Return numbers of all parts of sequences `(N, parts, ...)`, in order, for those of this rank's parts."""
+        early, *late = self.axis.all_gather(own).movedim(0, 1).unbind(2)
+        return torch.cat([early, *(part.flip(1) for part in late)], 1)
+
+    def mean(self, own: Tensor) -> Tensor:
+        """Return the mean of a tensor over the ranks; the gradient of each rank's is the mean of those of the mean."""
+        return with_adjoint(own, self._mean, self._mean)
+
+    def _mean(self, own: Tensor) -> Tensor:
+        total = own / self.axis.size
+        self.axis.sum_(total)
+        return total
+
     # Models
 
     def install(self, model: nn.Module) -> nn.Module:
@@ -80,6 +104,9 @@ class SequenceSplit:
             f"ContextParallel{cls.__name__}", (_ContextParallel, cls), {"of_whole_sequences": cls}
         )
         model.sequence_split = self  # type: ignore[assignment] # not a parameter
+        for module in model.modules():
+            if isinstance(module, Router):
+                module.sequences = self
         return model
 
     def passing(self, model: nn.Module, length: int) -> AbstractContextManager[object]:

@@ -161,6 +161,12 @@ class RankStrategy(ABC):
         return 1 if self.sequence_split is None else self.sequence_split.axis.size
 
     @property
+    def has_own_tokens(self) -> bool:
+        """Whether no earlier rank of this one's tensor group has the same tokens."""
+        alike = self.same_samples
+        return self.data_rank is not None and (alike is None or not alike.rank)
+
+    @property
     def is_first_reader(self) -> bool:
         """Whether this rank is the first of those that read the same part of each batch, and reports on it."""
         return self.data_rank is not None and not any(axis.rank for axis in self._same_batch)
@@ -178,13 +184,17 @@ class RankStrategy(ABC):
     def setup(self, model: nn.Module) -> nn.Module:
         """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
-        if self.of_experts is not None and self.expert_split is not None:
-            self.of_experts.adopt(model, *self.expert_split.set_apart(model))
+        self.set_experts_apart()
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
+
+    def set_experts_apart(self) -> None:
+        """Let `of_experts` exchange the gradients of this rank's experts, if there are other ones on other ranks."""
+        if self.of_experts is not None and self.expert_split is not None:
+            self.of_experts.adopt(self.model, *self.expert_split.set_apart(self.model))
 
     def own_parameters(self, model: nn.Module) -> list[Named]:
         """Return the parameters of a model that the ranks of this axis share: all but those of `of_experts`."""
@@ -262,7 +272,7 @@ class RankStrategy(ABC):
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
         splits = self.splits
-        if self.of_experts is not None and self.reduce_grad_square is not None:
+        if self.of_experts is not None and self.of_data.reduce_grad_square is not None:
             splits = splits[1:]  # sums over all data ranks include the shards of all experts
         if not splits:
             return

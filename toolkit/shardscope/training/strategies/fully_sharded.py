@@ -430,10 +430,11 @@ class FullySharded(Partitioned):
             unit.reshard()  # without a backward pass, the parameters stay gathered, and would not see the next update
 
     def full_parameters(self) -> dict[str, Tensor]:
-        for unit in self.units:
+        of_experts = self.of_experts.units if isinstance(self.of_experts, FullySharded) else []
+        for unit in (*self.units, *of_experts):
             unit.unshard()
         whole = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
-        for unit in self.units:
+        for unit in (*self.units, *of_experts):
             unit.reshard()
         return self.joined(whole)
 

@@ -70,8 +70,8 @@ class Partitioned(RankStrategy):
         if self.of_experts is None:
             return own
         pieces = {**dict(self.of_experts.updated_parameters), **dict(own)}
-        trained = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        return [(name, pieces[name]) for name in trained]
+        named = self.model.named_parameters()
+        return [(name, pieces[name]) for name, whole in named if whole.requires_grad and name in pieces]
 
     @property
     def holding(self) -> Holding:

@@ -72,9 +72,9 @@ class Mesh(Strategy):
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
     expert: Count = 1
-    """Number of data ranks over which the experts of a model are distributed; must divide the number of data ranks and
-    of experts. Ranks send tokens to each other's experts; the gradients of an expert are averaged, and with ZeRO its
-    states shared, over the data ranks that hold it, and all others over all data ranks."""
+    """Number of data and context ranks over which the experts of a model are distributed; must divide the number of
+    these ranks and of experts. Ranks send tokens to each other's experts; the gradients of an expert are averaged, and
+    with ZeRO its states shared, over the ranks that hold it, and all others over all data and context ranks."""
     pipeline: Count = 1
     """Number of ranks over which the layers of one replica are spread; must divide `world_size`."""
     stages: AnyStrategy = Field(default_factory=lambda: Strategy("pipeline"))
@@ -349,7 +349,7 @@ class Mesh(Strategy):
         if None in plans.values() or not self.is_divided(step):
             return None
         of_axes = {axis: plan.exchanges for axis, plan in plans.items()}
-        if self.expert > 1 and not self.data.exchanges_in_passes:
+        if EXPERT_DATA in of_axes and not self.data.exchanges_in_passes:
             of_axes[EXPERT_DATA] = expert_axis.after_passes(of_axes[EXPERT_DATA])
         for axis, calls in self._calls(step).items():
             of_axes[axis] = [

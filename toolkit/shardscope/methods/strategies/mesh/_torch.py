@@ -46,10 +46,12 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
 def share_experts(strategy: RankStrategy, settings: Mesh, job: Job, context: RankContext) -> None:
     """Distribute the experts of the model over data ranks: neighbours hold different ones.
 
-    Another object of the data axis's strategy averages an expert's gradients over the ranks that hold it.
+    Another object of the data axis's strategy averages an expert's gradients over the ranks that hold it. It belongs to
+    that strategy also if a pipeline runs the passes.
     """
     shape = expert_axis.shape(settings, job.world_size)
     mesh = RankMesh.open(shape, context, timeout_s=job.timeout_s, axes=("expert", EXPERT_DATA))
     ranks, holders = mesh.context(context, "expert"), mesh.context(context, EXPERT_DATA)
     strategy.expert_split = ExpertSplit(ExpertAxis(ranks.world_size, ranks.rank, ranks.group))
     strategy.of_experts = build_strategy(expert_axis.holders_job(settings, job), holders)
+    strategy.of_data.of_experts = strategy.of_experts

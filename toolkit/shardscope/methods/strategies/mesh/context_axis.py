@@ -39,11 +39,6 @@ def check(mesh: Mesh, job: Job) -> None:
         raise SpecError(
             f"context={mesh.context} divides sequences, and model={job.model!r} has none; use a GPT, or context=1"
         )
-    if transformer.mixture is not None:
-        raise SpecError(
-            f"strategy.context={mesh.context} is not available with model={job.model!r}, whose routers balance experts "
-            "over whole sequences; use context=1"
-        )
     Layout(context=mesh.context).check(transformer)
     parts = parts_per_rank(comm)
     if transformer.seq % (parts * mesh.context):

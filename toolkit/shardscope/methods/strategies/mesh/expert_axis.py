@@ -25,17 +25,12 @@ if TYPE_CHECKING:
 
 def check(mesh: Mesh, job: Job) -> None:
     """Reject a model without experts, and what is not available yet with experts on different ranks."""
-    ranks = mesh.num_data_ranks(job.world_size)
+    ranks, of = mesh.num_state_ranks(job.world_size), "data" if mesh.context == 1 else "data and context"
     if ranks % mesh.expert:
         raise SpecError(
-            f"strategy.expert={mesh.expert} does not divide the {ranks} data ranks, over which it distributes experts; "
+            f"strategy.expert={mesh.expert} does not divide the {ranks} {of} ranks, over which it distributes experts; "
             f"use one of {divisors_text(ranks, near=mesh.expert)}"
         )
-    for axis in ("context", "pipeline"):
-        if (size := getattr(mesh, axis)) > 1:
-            raise SpecError(
-                f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
-            )
     for name in ("shards", "replicas", "offload", "collectives"):
         field, value = type(mesh.data).model_fields.get(name), getattr(mesh.data, name, None)
         if field is not None and value != field.default:
@@ -73,11 +68,11 @@ def _check_model(mesh: Mesh, job: Job) -> None:
 
 
 def shape(mesh: Mesh, world_size: int) -> dict[str, int]:
-    """Return the number of data ranks that hold the same experts, that of ranks with different ones, and that of ranks
-    among which each is divided.
+    """Return the number of ranks with other layers, that of data ranks that hold the same experts, that of ranks with
+    different ones, and that of ranks among which each is divided.
     """
     holders = mesh.num_state_ranks(world_size) // mesh.expert
-    return {EXPERT_DATA: holders, "expert": mesh.expert, "tensor": mesh.tensor}
+    return {"pipeline": mesh.pipeline, EXPERT_DATA: holders, "expert": mesh.expert, "tensor": mesh.tensor}
 
 
 def holders_job(mesh: Mesh, job: Job) -> Job:
@@ -99,6 +94,8 @@ def exchanging(mesh: Mesh, job: Job, data: JobStep) -> dict[str, JobStep]:
     """
     from shardscope.analytic.expert_trace import part_of
 
+    if not any(row.is_expert for row in data.trace.parameters):  # of a stage without experts
+        return {"data": replace(data, normed=tuple(data.trained))}
     experts = replace(
         data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True,
         slowness=(), update_slowness=(), memory=(), normed=(),
@@ -190,6 +187,8 @@ def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
     from shardscope.analytic.communication.plan import When
 
     layers, ranks = _layers(mesh, step), mesh.expert
+    if layers is None:
+        return
     loads = layers.loads(step, ranks)
     sizes = {name: getattr(layers, name) for name in ("hidden", "element_bytes", "output_bytes")}
     to_first = np.zeros_like(loads[0])  # all tokens go to the first rank, except its own
@@ -255,6 +254,7 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     import numpy as np
 
     layers, ranks = _layers(mesh, step), mesh.expert
+    assert layers is not None
     of_choice = (
         sum(
             2 * row.shape[-2] * row.shape[-1]
@@ -272,9 +272,10 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     ]
 
 
-def _layers(mesh: Mesh, step: JobStep) -> _Layers:
+def _layers(mesh: Mesh, step: JobStep) -> _Layers | None:
+    """Return the layers with experts; None for a stage without any."""
     messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
-    return _Layers.of(messages, mesh, step)
+    return _Layers.of(messages, mesh, step) if messages else None
 
 
 def _kinds(layers: _Layers, phase: str) -> list[tuple[int, int]]:

@@ -231,7 +231,7 @@ def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
     """Return whether an exchange of a stage's ranks is part of a pass."""
     if exchange.when.phase == "optimizer":
         return False
-    if axis_of(exchange.collective) in {"tensor", "context"}:
+    if axis_of(exchange.collective) in {"tensor", "context", "expert"}:
         return exchange.when.part < 1
     return mesh.data.exchanges_in_passes and collective_of(exchange.collective) not in _AFTER_PASSES
 

@@ -13,7 +13,7 @@ from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.bounded_partition import MemoryBound, bounded_split
 from shardscope.spec.divisors import divisors, divisors_text
 from shardscope.spec.look import Arrangement, MethodStyle
-from shardscope.spec.models import model_config, transformer_of
+from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
 from shardscope.spec.pipeline_schedule import AnyPipelineSchedule, PipelineSchedule
@@ -163,12 +163,6 @@ class Pipeline(Strategy):
         Raises:
             SpecError: The job is invalid; the message names the field, its value and a remedy.
         """
-        transformer = transformer_of(job.model)
-        if transformer is not None and transformer.mixture is not None:
-            raise SpecError(
-                f"model={job.model!r} has experts, and stages do not pass their balance loss on yet; use a "
-                "data-parallel strategy, or a model without experts"
-            )
         if self.schedule.is_here:
             self._check_microbatches(job)
             self._check_layers(job)

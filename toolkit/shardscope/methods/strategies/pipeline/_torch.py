@@ -133,9 +133,11 @@ class PipelineRank(RankStrategy):
         modules = {index: StageModule(self.cut.stages[index], self.passing) for index in self._own_stages()}
         self.modules = nn.ModuleList(modules.values())
         free_unused(model, [layer for index in modules for _, layer in self.cut.stages[index]])
-        self.data.adopt(model, [*self.modules], _held(model))
+        self.set_experts_apart()
+        own = [(name, parameter) for name, parameter in self.own_parameters(model) if not parameter.is_meta]
+        self.data.adopt(model, [*self.modules], own)
         self.names = dict(_held(model))
-        self.parameters = list(self.data.parameters)
+        self.parameters = [p for _, p in self.data.updated_parameters if p.requires_grad]
         self.placeholder = None if self.parameters else self._placeholder(model)
         if self.placeholder is not None:
             self.parameters = [self.placeholder]

@@ -56,7 +56,10 @@ def from_hf(path: str | Path) -> Transformer:
     named = str(keys.get("_name_or_path") or keys.get("model_type")).rstrip("/").rpartition("/")[2]
     if not _is_in(READERS, keys.get("model_type")) and (text := text_keys(keys, file)) is not None:
         keys, named = text, f"{named}-text"
-    return Transformer(name=named, **_reader(file, keys)(Config(keys, file)))
+    config = Config(keys, file)
+    fields = _reader(file, keys)(config)
+    base = config.rotary_base() if fields.get("positions") == "rotary" else None
+    return Transformer(name=named, rotary_base=base, **fields)
 
 
 def _reader(file: Path, keys: Fields) -> Callable[[Config], Fields]:

@@ -49,6 +49,22 @@ class Config:
             raise self.refuse(key, value, "true or false")
         return default if value is None else value
 
+    def rotary_base(self) -> float | None:
+        """Return the base of rotary positions: ``rope_theta``, which transformers 5 keeps in ``rope_parameters``, there
+        possibly for each type of layer; None if the config does not say.
+        """
+        found = self.keys.get("rope_parameters")
+        inner: Fields = found if isinstance(found, dict) else {}
+        full = inner.get("full_attention")
+        known = {**(full if isinstance(full, dict) else {}), **inner, **self.keys}
+        key = "rope_theta" if known.get("rope_theta") is not None else "rotary_emb_base"
+        value = known.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.refuse(key, value, "a number above 0")
+        return float(value)
+
     def nothing_but(self, key: str, allowed: Any) -> None:
         """Reject any value of `key` except `allowed`, the only value that a `Transformer` can describe."""
         if self.keys.get(key) not in (None, allowed):

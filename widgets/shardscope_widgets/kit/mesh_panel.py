@@ -1,4 +1,4 @@
-"""The mesh tab: the ranks of a job with several axes, as predicted, and below them as measured once a step is over."""
+"""The ranks of a job with several axes, as predicted, and as measured once a step is over."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class MeshPanel:
         """Draw the ranks with the bytes and times of a measured step; predicted ones if there is none.
 
         Args:
-            info: The predicted ranks; None if the ranks have one axis, or if the job is not predicted.
+            info: The ranks, predicted or with their axes only; None if they have one axis.
             measured: A recorded step; None for none.
         """
-        if self._drawn is not None and self._drawn[0] is info and self._drawn[1] is measured:
+        if self._drawn is not None and self._drawn[0] == info and self._drawn[1] is measured:
             return
         self._drawn = info, measured
         if info is None or not info.used:
@@ -51,6 +51,6 @@ class MeshPanel:
         self.figure.layout.display = None if info.world_size <= MOST_CARDS else "none"
         shown = info if measured is None else info.measured(measured)
         self.figure.show(draw_rank_mesh(shown))
-        both = [info, shown] if shown is not info else [info]
+        both = [each for each in (info, shown) if each.sent] if shown is not info else [info]
         self.words.value = words_html(rank_mesh_text(*both))
         self.key.value = words_html(_KEY)

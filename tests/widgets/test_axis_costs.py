@@ -1,0 +1,64 @@
+"""The cost of each axis of a plan, beside that of the small job that stands for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import shardscope as ss
+from shardscope.planner.rehearsal import Rehearsal
+from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.simulator import step_events_of
+from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
+
+DEGREES = {"data": (2, 2), "tensor": (4, 2), "pipeline": (8, 2)}
+
+
+@pytest.fixture(scope="module")
+def rehearsal() -> Rehearsal:
+    plans = ss.plan(
+        "gpt2-large", ss.Cluster.of("h100", nodes=2, per_node=4), global_batch=64,
+        fix={"data": 2, "tensor": 2, "pipeline": 2, "virtual_stages": 1, "context": 1, "offload": "none"},
+    )  # fmt: skip
+    return plans.rehearsal(step_s=2.0, world_size=8)
+
+
+@pytest.fixture(scope="module")
+def prediction(rehearsal: Rehearsal) -> JobPrediction:
+    return predict_job(rehearsal.job, rehearsal.cluster)
+
+
+def test_all_axes_have_a_planned_and_a_predicted_cost_at_once(
+    rehearsal: Rehearsal, prediction: JobPrediction
+) -> None:
+    info = axis_costs_info(rehearsal, prediction)
+    assert info.measured is None
+    assert info.predicted is not None
+    assert info.planned.seconds.keys() == info.predicted.seconds.keys() == {"data", "tensor", "pipeline"}
+    assert prediction.time is not None
+    waits = {part.name: part for part in prediction.time.parts}
+    bubble = sum(part.value for part in waits["idle"].parts if part.name == "pipeline bubble")
+    assert bubble > 0
+    assert sum(info.predicted.seconds.values()) == pytest.approx(waits["communication"].value + bubble)
+    assert axis_costs_text(info).startswith(f"In the plan, the {info.planned.ranking[0]} axis costs most: ")
+    table = axis_costs_table(info, DEGREES).text()
+    assert "tensor 4, here 2" in table
+    assert "pipeline 8, here 2; messages and bubble" in table
+
+
+def test_the_answer_for_the_plan_is_named_where_the_small_job_has_another(
+    rehearsal: Rehearsal, prediction: JobPrediction
+) -> None:
+    axes = rehearsal.planned_axes_s
+    reordered = replace(rehearsal, planned_axes_s={axis: 1 / (1 + seconds) for axis, seconds in axes.items()})
+    steps = [step_events_of(prediction)] * 2
+    info = axis_costs_info(reordered, prediction, steps)
+    assert info.measured is not None
+    assert info.measured.step_s == pytest.approx(steps[0].step_time_s)
+    text = axis_costs_text(info)
+    assert "as measured in 2 steps." in text
+    differs = info.measured.ranking[0] != info.planned.ranking[0]
+    assert ("The first is the answer for the plan" in text) == differs
+    same = axis_costs_info(replace(rehearsal, planned_axes_s=dict(info.measured.seconds)), prediction, steps)
+    assert "The first is the answer" not in axis_costs_text(same)

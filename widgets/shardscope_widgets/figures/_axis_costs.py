@@ -1,0 +1,140 @@
+"""The cost of each axis of a plan, beside that of the small job that stands for it: predicted, and as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardscope.show import Table
+from shardscope_widgets.figures._rank_mesh import rank_mesh_info
+from shardscope_widgets.words import duration_text, listed, plural
+
+if TYPE_CHECKING:
+    from shardscope.planner.rehearsal import Rehearsal
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.runlog.step_events import StepEvents
+
+_BUBBLE = "pipeline bubble"
+
+
+class AxisCosts(NamedTuple):
+    """Time that a step waits along each axis, in seconds; the pipeline's includes its bubble.
+
+    Attributes:
+        seconds: Seconds by axis.
+        step_s: Time of the step.
+    """
+
+    seconds: Mapping[str, float]
+    step_s: float
+
+    @property
+    def ranking(self) -> list[str]:
+        """The axes, the most expensive first."""
+        return sorted(self.seconds, key=lambda axis: -self.seconds[axis])
+
+    def share(self, axis: str) -> float:
+        """Fraction of the step that an axis takes."""
+        return self.seconds.get(axis, 0.0) / self.step_s
+
+
+class AxisCostsInfo(NamedTuple):
+    """Costs of the axes of a plan.
+
+    Attributes:
+        planned: As predicted for the plan.
+        predicted: As predicted for the small job; None if it is not predicted.
+        measured: Mean over the measured steps of the small job; None before there is one.
+        num_steps: Number of measured steps.
+    """
+
+    planned: AxisCosts
+    predicted: AxisCosts | None
+    measured: AxisCosts | None = None
+    num_steps: int = 0
+
+
+def predicted_costs(prediction: JobPrediction) -> AxisCosts | None:
+    """Return the costs of the axes of a predicted job; None if its step time is not predicted."""
+    info = rank_mesh_info(prediction)
+    if prediction.time is None or not info.step_s:
+        return None
+    idle = [part for term in prediction.time.parts if term.name == "idle" for part in term.parts]
+    found = {axis: info.seconds.get(axis, 0.0) for axis in (*info.used, *info.seconds) if axis}
+    if "pipeline" in found:
+        found["pipeline"] += sum(part.value for part in idle if part.name == _BUBBLE)
+    return AxisCosts(found, info.step_s)
+
+
+def measured_costs(steps: Sequence[StepEvents], prediction: JobPrediction) -> AxisCosts | None:
+    """Return the mean costs of the axes in measured steps of a job; None without steps."""
+    if not steps:
+        return None
+    infos = [rank_mesh_info(prediction, step) for step in steps]
+    axes = dict.fromkeys(axis for info in infos for axis in (*info.used, *info.seconds))
+    mean = {axis: sum(info.seconds.get(axis, 0.0) for info in infos) / len(infos) for axis in axes}
+    return AxisCosts(mean, sum(info.step_s for info in infos) / len(infos))
+
+
+def axis_costs_info(
+    found: Rehearsal, prediction: JobPrediction, steps: Sequence[StepEvents] = ()
+) -> AxisCostsInfo:
+    """Return the costs of the axes of a plan, and of the job that stands for it.
+
+    Args:
+        found: The plan's rehearsal.
+        prediction: The prediction of its job.
+        steps: Measured steps of the job.
+    """
+    planned = AxisCosts(found.planned_axes_s, found.planned_s)
+    return AxisCostsInfo(planned, predicted_costs(prediction), measured_costs(steps, prediction), len(steps))
+
+
+def axis_costs_text(info: AxisCostsInfo) -> str:
+    """Return which axis costs most in the plan, which in the small job, and which answer is the plan's."""
+    text = f"In the plan, {_most(info.planned)}."
+    here = info.measured or info.predicted
+    if here is None:
+        return text
+    origin = f"measured in {plural(info.num_steps, 'step')}" if info.measured else "predicted"
+    text += f" In the small job, {_most(here)}, as {origin}."
+    if here.ranking[0] != info.planned.ranking[0]:
+        text += (
+            " The first is the answer for the plan: here, each message also costs time of this machine's cores, and "
+            "links inside a node are its own."
+        )
+    return text
+
+
+def _most(costs: AxisCosts) -> str:
+    first, *others = [f"{axis} {costs.share(axis):.1%}" for axis in costs.ranking]
+    name = costs.ranking[0]
+    rest = f"; {listed(others)}" if others else ""
+    only = "is the only one" if not others else "costs most"
+    return f"the {name} axis {only}: {first.removeprefix(name).strip()} of a step{rest}"
+
+
+def axis_costs_table(info: AxisCostsInfo, degrees: Mapping[str, tuple[int, int]]) -> Table:
+    """Return the costs as a table.
+
+    Args:
+        info: The costs.
+        degrees: Number of ranks along each axis in the plan, and in the small job.
+    """
+    columns = [("The plan, predicted", info.planned), ("Small job, predicted", info.predicted)]
+    columns.append(("Small job, measured", info.measured))
+    rows = [["a step", *(duration_text(costs.step_s) if costs else "…" for _, costs in columns)]]
+    for axis in info.planned.ranking:
+        there, here = degrees[axis]
+        name = f"{axis} {there}" if there == here else f"{axis} {there}, here {here}"
+        name += "; messages and bubble" if axis == "pipeline" else ""
+        rows.append([name, *(_cell(costs, axis) for _, costs in columns)])
+    return Table(["axis", *(name for name, _ in columns)], rows, has_row_heads=True)
+
+
+def _cell(costs: AxisCosts | None, axis: str) -> str:
+    if costs is None:
+        return "…"
+    if axis not in costs.seconds:
+        return "left out"
+    return f"{costs.share(axis):.1%}, {duration_text(costs.seconds[axis])}"

@@ -1,0 +1,170 @@
+"""The small job that stands for a plan, below the button that starts it: its progress, and the cost of each axis."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+
+from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
+from shardscope_widgets.figures._rank_mesh import rank_mesh_info
+from shardscope_widgets.kit.clock import Clock
+from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.markup import classed, note_html, status_html, words_html
+from shardscope_widgets.kit.mesh_panel import MeshPanel
+from shardscope_widgets.kit.threads import panel_thread
+from shardscope_widgets.words import duration_text, safe
+
+if TYPE_CHECKING:
+    from shardscope.planner.rehearsal import Rehearsal
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.runlog.step_events import StepEvents
+    from shardscope.runtime import Run
+    from shardscope.spec.layout import Layout
+    from shardscope_widgets.trace import Trace
+
+WARM_UP = 1
+"""Number of first steps that are left out of the measured costs, unless there is no other."""
+ENOUGH = 2
+"""Number of finished steps after which the measured costs are shown."""
+_LOOK_EVERY_S = 0.5
+_AXES = ("data", "tensor", "pipeline", "context", "expert")
+
+
+class TrainedPlan:
+    """The widgets, in `box`; hidden until there is something to say.
+
+    Args:
+        guard: Shows the errors of callbacks.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.said, self.status, self.costs, self.notes = (widgets.HTML() for _ in range(4))
+        self.stop = widgets.Button(description="Stop", icon="stop", tooltip="Stop the small job")
+        self.mesh = MeshPanel()
+        self._guard = guard
+        self._clock = Clock(self._beat, interval_s=_LOOK_EVERY_S)
+        self._run: Run | None = None
+        self._trace: Trace | None = None
+        bar = classed(widgets.HBox([self.status, self.stop]), "ss-trained-bar")
+        self._of_run = widgets.VBox([bar, self.costs, self.notes, self.mesh.box])
+        self.box = classed(widgets.VBox([self.said, self._of_run]), "ss-trained")
+        self.stop.on_click(lambda _button: self._stop())
+        self.clear()
+
+    def clear(self) -> None:
+        """Show nothing; a run that was shown continues."""
+        self._run = self._trace = None
+        self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
+
+    def say(self, text: str) -> None:
+        """Show a sentence, and no run."""
+        self.clear()
+        self.said.value = words_html(text, is_live=True)
+
+    def watch(
+        self, planned: Layout, found: Rehearsal, prediction: JobPrediction, run: Run, where: str = ""
+    ) -> None:
+        """Show a run of a rehearsal, first as predicted, then as measured.
+
+        Args:
+            planned: Layout of the plan.
+            found: The plan's rehearsal.
+            prediction: The prediction of its job.
+            run: The run.
+            where: Sentence on where it runs; empty on the emulated cluster.
+        """
+        from shardscope_widgets.trace import Trace
+
+        self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
+        self._planned, self._found, self._prediction = planned, found, prediction
+        self._shown: tuple[int, str] | None = None
+        self._steps: dict[int, StepEvents] = {}
+        self.said.value = words_html(rehearsal_text(planned, found, run.name), is_live=True)
+        differences = " ".join(filter(None, (where, *found.notes)))
+        told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
+        self.notes.value = told if differences else ""
+        self._draw(())
+        self._of_run.layout.display = None
+        self._beat()
+        self._clock.start()
+
+    def close(self) -> None:
+        """Stop following the run."""
+        self._clock.stop()
+
+    def _stop(self) -> None:
+        if self._run is not None:
+            panel_thread(self._guard.callback(self._run.stop, lock=False), name="stop").start()
+
+    def _beat(self) -> None:
+        with self._guard.run():
+            if self._run is not None and self._trace is not None:
+                self._update(self._run, self._trace)
+
+    def _update(self, run: Run, trace: Trace) -> None:
+        state = run.state  # read first, so that no event before the end is missed
+        trace.feed(self._tail.poll())
+        if (trace.last_step, state) == self._shown:
+            return
+        self._shown = trace.last_step, state
+        is_alive = state in {"starting", "running"}
+        self.stop.disabled = not is_alive
+        self.status.value = status_html(progress_text(trace.last_step, run, self._found, state), state)
+        steps = self._measured(run, trace)
+        if steps:
+            self._draw(steps)
+        if not is_alive and threading.current_thread() is self._clock._thread:  # noqa: SLF001
+            self._run = None
+
+    def _measured(self, run: Run, trace: Trace) -> tuple[StepEvents, ...]:
+        """Return the finished steps without the warm-up, as soon as there are enough."""
+        if trace.last_step < min(ENOUGH, run.job.steps):
+            return ()
+        for number in range(1, trace.last_step + 1):
+            if number not in self._steps and (found := run.step_events(number)) is not None:
+                self._steps[number] = found
+        return tuple(step for number, step in sorted(self._steps.items()) if number > WARM_UP)
+
+    def _draw(self, steps: tuple[StepEvents, ...]) -> None:
+        info = axis_costs_info(self._found, self._prediction, steps)
+        here = self._found.job.layout()
+        degrees = {axis: (getattr(self._planned, axis), getattr(here, axis)) for axis in _AXES}
+        answer = f'<div class="ss-told" role="status"><b>{safe(axis_costs_text(info))}</b></div>'
+        self.costs.value = answer + axis_costs_table(info, degrees).html("ss-table")
+        self.mesh.draw(rank_mesh_info(self._prediction), steps[-1] if steps else None)
+
+
+def rehearsal_text(planned: Layout, found: Rehearsal, name: str) -> str:
+    """Return which run trains a plan, with which degrees, and what one of its steps stands for."""
+    job, here = found.job, found.job.layout()
+    axes = [axis for axis in _AXES if getattr(planned, axis) > 1]
+    degrees = " · ".join(f"{axis} {getattr(here, axis)}" for axis in axes)
+    is_cut = any(getattr(here, axis) != getattr(planned, axis) for axis in axes)
+    whole = " · ".join(str(getattr(planned, axis)) for axis in axes)
+    cut = f", cut from the plan's {whole} to {job.world_size} ranks" if is_cut else ""
+    fewer = here.num_micro_batches != planned.num_micro_batches
+    part = (
+        f", with {here.num_micro_batches} of its {planned.num_micro_batches:,} micro-batches" if fewer else ""
+    )
+    return (
+        f"Run {name} trains {job.model} with {degrees}{cut}. Each of its {job.steps} steps takes about "
+        f"{duration_text(found.step_time_s)}. It shows a step of the plan ({duration_text(found.planned_s)}) in slow "
+        f"motion{part}."
+    )
+
+
+def progress_text(step: int, run: Run, found: Rehearsal, state: str) -> str:
+    """Return how far a run is, and when it says which axis costs most."""
+    if state == "failed":
+        return f"{run.name} has failed. {run.error or ''}".strip()
+    if state not in {"starting", "running"}:
+        return f"{run.name} has ended after step {step} of {run.job.steps}."
+    if step < min(ENOUGH, run.job.steps):
+        left = duration_text((ENOUGH - step) * found.step_time_s)
+        now = (
+            f"Step {step} of {run.job.steps} is over" if step else f"{run.job.world_size} ranks are starting"
+        )
+        return f"{now}; the costs below are measured in about {left}{'' if step else ' from their start'}."
+    return f"Step {step} of {run.job.steps} is over."
