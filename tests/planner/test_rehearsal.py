@@ -107,6 +107,11 @@ def test_a_smaller_layout_fits_and_has_the_same_axes(degrees: tuple[int, ...], r
     assert all(degree % mine == 0 or mine == 2 for degree, mine in zip(degrees, here, strict=True))
 
 
+@pytest.mark.parametrize(("experts", "ranks"), [(3, 2), (5, 4), (7, 4), (9, 8)])
+def test_a_smaller_layout_keeps_the_expert_axis(experts: int, ranks: int) -> None:
+    assert smaller(ss.Layout(data=experts, expert=experts), ranks).expert > 1
+
+
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 256))
 def test_a_job_has_fewer_micro_batches_with_at_most_the_bubble_of_the_most_that_it_may_have(
     pipeline: int, cut: int, count: int

@@ -286,6 +286,13 @@ def test_a_simulated_pipeline_of_several_axes_takes_as_long_as_predicted() -> No
     assert named["data:ring_all_reduce"] > 5 * named["tensor:all_reduce"] > 0  # inside a node
 
 
+def test_replicas_that_share_a_link_stay_in_step_because_they_share_it_evenly() -> None:
+    cluster = ss.Cluster.emulated(2, per_node=4, bandwidth="10 Mbit/s", flops="100 MFLOP/s")
+    job = job_of(8, staged("ring", "gpipe", tensor=2), batch=ss.Batch(16, micro_batch=2))
+    found = ss.predict(job, cluster)
+    assert ss.simulate.predicted(found).step_time_s == pytest.approx(found.step_time_s, rel=0.05)
+
+
 def test_a_cluster_predicts_a_mesh_as_its_layout() -> None:
     layout = ss.Layout(data=2, tensor=4, zero=1, global_batch=16, micro_batch=4, precision="bf16-autocast")
     cluster = ss.Cluster.of("h100", per_node=8)

@@ -106,10 +106,12 @@ def rehearsal_of(
     )
     job, small, left_out = kept.job, kept.small.config, kept.notes
     if job.world_size != layout.num_devices and setting.cluster.groups:
-        raise SpecError(
-            f"world_size={world_size} is not the {layout.num_devices} devices of the plan, and on unlike devices each "
-            f"rank stands for one of them; leave world_size out{''.join(f' ({each})' for each in left_out)}"
-        )
+        why = f"on unlike devices each rank stands for one of the plan's {layout.num_devices} devices"
+        if world_size is None:
+            raise SpecError(
+                f"{why}, but its axes cannot all be kept: {'; '.join(left_out)}; rehearse a plan without that axis"
+            )
+        raise SpecError(f"world_size={world_size} is not possible: {why}; leave world_size out")
     planned_s = float(planned.total[0])
     staged, found = _slowed(
         lambda slow: _staged(setting, layout, job, small, planned=planned, slow=slow),

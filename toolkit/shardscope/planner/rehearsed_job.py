@@ -198,7 +198,7 @@ def smaller(layout: Layout, world_size: int) -> Layout:
         degrees[axis] = max(2, *divisors(degrees[axis], largest=degrees[axis] // 2))
     expert, ranks = layout.expert, degrees["data"] * degrees["context"]
     while expert > 2 and degrees["data"] % expert:
-        expert = max(divisors(expert, largest=expert // 2))
+        expert = max(2, *divisors(expert, largest=expert // 2))
     is_same = ranks == layout.data * layout.context
     return layout.replace(**degrees, expert=expert, shard=layout.shard if is_same else 0)
 

@@ -159,8 +159,6 @@ class Flow(NamedTuple):
     """Whether ranks communicate after the last pass, so that no rank starts the next step early."""
     copies: int = 1
     """Number of copies of the pipeline; the ranks that hold the same stages are neighbours."""
-    groups: int = 1
-    """Number of groups of neighbouring copies that wait for each other only after the last pass."""
     sends: str = "send"
     """Name, in a strategy's traffic, of the messages between stages."""
 

@@ -132,9 +132,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     return found._replace(
         exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
         flow=found.flow._replace(
-            copies=step.world_size // mesh.pipeline,
-            groups=1 if mesh.data.exchanges_in_passes else mesh.num_data_ranks(step.world_size),
-            sends=on_axis("pipeline", found.flow.sends),
+            copies=step.world_size // mesh.pipeline, sends=on_axis("pipeline", found.flow.sends)
         ),
     )
 
