@@ -34,7 +34,7 @@ STRATEGIES = [
 ]
 
 
-def staged(data: Any, schedule: str = "1f1b", *, virtual_stages: int = 1, tensor: int = 1) -> Mesh:
+def staged(data: Any, schedule: str = "1f1b", *, virtual_stages: int | None = None, tensor: int = 1) -> Mesh:
     stages = ss.Pipeline(schedule=schedule, virtual_stages=virtual_stages, split="even")
     return Mesh(data=data, tensor=tensor, pipeline=2, stages=stages)
 
@@ -49,7 +49,9 @@ STAGED = [
     (staged("zero-2"), "none"),
     (staged("zero-3"), "none"),
     (staged("zero-3", "interleaved", virtual_stages=2), "full"),
-    (staged("ring", "zb-h1"), "none"),
+    (staged("zero-3", "zb-h1"), "full"),
+    (staged("zero-3", "v-half"), "none"),
+    (staged("zero-2", "zbv"), "selective"),
 ]
 """Meshes with a pipeline, each with a recomputation mode."""
 SETTINGS: list[dict[str, Any]] = [
@@ -238,7 +240,8 @@ def test_a_part_of_a_model_has_its_own_trace_and_the_whole_models_name() -> None
 @pytest.mark.parametrize("data", ["ring", "tree", "zero-3"])
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_a_simulated_step_sends_what_is_predicted(data: str, pipeline: int) -> None:
-    strategy = Mesh(data=data, tensor=2) if pipeline == 1 else staged(data, tensor=2)
+    schedule = "zbv" if data == "zero-3" else "1f1b"  # gathers for weights; one rank shares its embedding
+    strategy = Mesh(data=data, tensor=2) if pipeline == 1 else staged(data, schedule, tensor=2)
     job = job_of(4 * pipeline, strategy, clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
     predicted = ss.predict(job)
     step = ss.simulate.step_events(job)  # refuses a plan whose bytes are not those of the prediction

@@ -12,6 +12,7 @@ from shardscope.analytic.communication.plan import Exchange, Flow, Moves, StepPl
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.schedules import DURATIONS, Timeline, Transfers
+from shardscope.analytic.schedules.stage_passes import PHASE_OF
 from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.rates import RankRates
 
@@ -130,8 +131,7 @@ class Waits(NamedTuple):
                 own[each.collective] = own.get(each.collective, 0.0) + share
             for found, own in zip(shares, sums, strict=True):
                 found.update({name: max(found.get(name, 0.0), own[name]) for name in own})
-        phases = {"F": "forward", "B": "backward", "I": "backward", "W": ""}
-        ops = [within.get((phases[op.op], op.stage, op.microbatch), 0.0) for op in flow.table.ops]
+        ops = [within.get((PHASE_OF[op.op], op.stage, op.microbatch), 0.0) for op in flow.table.ops]
         return cls(ops, later, shares)
 
 

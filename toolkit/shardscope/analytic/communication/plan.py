@@ -18,7 +18,8 @@ from shardscope.analytic.memory.in_flight import StageSaved
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
 
-Phase = Literal["forward", "backward", "optimizer"]
+Phase = Literal["forward", "backward", "weights", "optimizer"]
+"""``weights`` is the second half of a pipeline's split backward pass."""
 
 
 class Move(NamedTuple):

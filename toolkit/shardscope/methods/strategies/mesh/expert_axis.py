@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import Exchange, When
     from shardscope.analytic.communication.ring import Ints
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import AxisMessage, StepTrace
@@ -97,7 +98,7 @@ def exchanging(mesh: Mesh, job: Job, data: JobStep) -> dict[str, JobStep]:
     if not any(row.is_expert for row in data.trace.parameters):  # of a stage without experts
         return {"data": replace(data, normed=tuple(data.trained))}
     experts = replace(
-        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True,
+        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True, passes=_passes(data),
         slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
     dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
@@ -119,6 +120,15 @@ def _of_experts(trace: StepTrace) -> StepTrace:
         buffer_sizes=(),
         buffer_bytes=0,
     )
+
+
+def _passes(data: JobStep) -> tuple[tuple[StagePass, ...], ...]:
+    """Return the passes of each unit of `_of_experts`: those of the block around it."""
+    from shardscope.analytic.expert_trace import layer_numbers, part_of
+
+    rows = part_of(data.trace, of_experts=True).parameters
+    around = {unit: row.unit for row, unit in zip(rows, layer_numbers(rows), strict=True)}
+    return tuple(data.passes[around[unit]] for unit in sorted(around)) if data.passes else ()
 
 
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
