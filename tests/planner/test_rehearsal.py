@@ -263,8 +263,3 @@ def test_what_cannot_be_rehearsed_is_refused_with_what_to_plan_instead(
     with pytest.raises(ss.SpecError) as refused:
         planned(fix, per_node=per_node).rehearsal(**settings)
     assert told in str(refused.value)
-
-
-def test_an_emulated_cluster_cannot_be_planned_for() -> None:
-    with pytest.raises(ss.SpecError, match="is emulated, and plans are for kinds of devices"):
-        ss.plan("gpt2-large", ss.Cluster.emulated(4, flops="1 GFLOP/s"))  # type: ignore[arg-type]

@@ -133,15 +133,19 @@ def test_other_pipelines_send_and_hold_what_their_axes_say(
     hold_against(pool, job_of(4, strategy, clip_norm=1.0, optimizer="lamb", recompute=recompute), tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_a_pipeline_without_other_axes_costs_what_it_says(pool: RankPool, tmp_path: Path) -> None:
+    hold_against(pool, job_of(2, staged("ring"), clip_norm=1.0), tmp_path)
+
+
 @pytest.mark.weekly
 @pytest.mark.parametrize("data", ["zero-2", "zero-3"])
-def test_eight_ranks_of_a_pipeline_hold_what_their_axes_say(tmp_path: Path, data: str) -> None:
-    pool = RankPool(8)
-    try:
-        job = job_of(8, staged(data, "gpipe", tensor=2), clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
-        hold_against(pool, job, tmp_path)
-    finally:
-        pool.close()
+def test_eight_ranks_of_a_pipeline_hold_what_their_axes_say(
+    eight: RankPool, tmp_path: Path, data: str
+) -> None:
+    job = job_of(8, staged(data, "gpipe", tensor=2), clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
+    hold_against(eight, job, tmp_path)
 
 
 @pytest.mark.slow
@@ -167,12 +171,10 @@ def test_compressed_gradients_cost_what_they_say(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
-def test_replicas_of_shared_states_cost_what_they_say(tmp_path: Path, strategy: Mesh) -> None:
-    pool = RankPool(8)
-    try:
-        hold_against(pool, job_of(8, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
-    finally:
-        pool.close()
+def test_replicas_of_shared_states_cost_what_they_say(
+    eight: RankPool, tmp_path: Path, strategy: Mesh
+) -> None:
+    hold_against(eight, job_of(8, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
 
 
 @pytest.mark.slow

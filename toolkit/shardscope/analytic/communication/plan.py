@@ -209,9 +209,14 @@ def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
     }
 
 
-def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
+def whole(
+    traffic: Traffic, when: When, *, gathers: bool = False, towards: Ints | None = None
+) -> list[Exchange]:
     """Return one exchange without rounds for each collective of `traffic`."""
-    return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
+    return [
+        Exchange(name, when, whole=sent.bytes, towards=towards, gathers=gathers)
+        for name, sent in traffic.items()
+    ]
 
 
 def ring_moves(

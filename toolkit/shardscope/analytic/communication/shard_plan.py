@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardscope.analytic.communication.plan import (
     Exchange,
     When,
@@ -100,9 +102,11 @@ class ShardedPlan:
             self.collectives, num_taught, num_gathers, self.micro_batches, replicas=self.replicas
         )
         if self.replicas > 1:
+            same_shard = (np.arange(self.world_size) + self.num_shards) % self.world_size
             for size in filter(None, summed):
                 shard = size // self.num_shards * self.collectives.element_bytes
-                yield from whole(across_replicas(shard, self.num_shards, self.replicas), end)
+                sent = across_replicas(shard, self.num_shards, self.replicas)
+                yield from whole(sent, end, towards=same_shard)
         digest = int(agreement_traffic(1, self.world_size)["agreement"].bytes[0]) // (self.world_size - 1)
         for _ in range(meetings):
             yield Exchange("agreement", end, pair_rounds(digest, self.world_size))
@@ -129,7 +133,8 @@ class ShardedPlan:
         backend, shards = self.collectives.backend, self.num_shards
         if backend is not None:
             sent = by_backend(op, num_elements * width, shards, backend=backend)
-            return whole(repeated(sent, self.replicas), when, gathers=gathers)
+            to_next = np.concatenate([np.roll(group, -1) for group in self._groups])
+            return whole(repeated(sent, self.replicas), when, gathers=gathers, towards=to_next)
         shares = self.collectives.shares
         rounds = in_groups(ring_rounds(op, num_elements, width, shards, shares=shares), self._groups)
         slices = None if shares is None else ring_slices(chunk_sizes(num_elements, shards, shares), width)

@@ -168,6 +168,7 @@ class BucketedRank(RankStrategy):
         self.model.zero_grad(set_to_none=True)
 
     def close(self) -> None:
+        super().close()
         if self.hook is not None:
             self.hook.close()
 

@@ -167,16 +167,13 @@ class FullySharded(Partitioned):
 
     def _mesh(self) -> DeviceMesh:
         """Return a one-dimensional device mesh of the ranks, or, with replicas, a mesh with one row per replica."""
-        replicas, kind = self.settings.replicas, self.context.device.type
-        if self.context.axis is not None:
-            if replicas > 1:
-                return replica_mesh(self.context, replicas, timeout_s=self.job.timeout_s)
-            assert self.context.group is not None
-            return DeviceMesh.from_group(self.context.group, kind)
-        if replicas == 1:
+        kind = self.context.device.type
+        if self.settings.replicas > 1:
+            return replica_mesh(self.context, self.settings.replicas, timeout_s=self.job.timeout_s)
+        if self.context.axis is None:
             return init_device_mesh(kind, (self.context.world_size,))
-        shape = (replicas, self.context.world_size // replicas)
-        return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
+        assert self.context.group is not None
+        return DeviceMesh.from_group(self.context.group, kind)
 
     def _units_of(
         self, root: nn.Module, mesh: DeviceMesh, own: Collection[str]

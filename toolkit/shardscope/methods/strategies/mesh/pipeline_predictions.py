@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
+from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -154,7 +155,8 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
     """Return the job of the ranks of one stage."""
     ranks = step.world_size // mesh.pipeline
-    return step.job.replace(strategy=mesh.replace(pipeline=1), world_size=ranks, elastic=None)
+    strategy = mesh.replace(pipeline=1) if ranks > 1 else Strategy("single")
+    return step.job.replace(strategy=strategy, world_size=ranks, elastic=None)
 
 
 def _wholes(mesh: Mesh, step: JobStep) -> Iterator[JobStep]:
