@@ -172,6 +172,14 @@ def pool(pools: RankPools, transport: str) -> RankPool:
     return pools.over(transport)
 
 
+@pytest.fixture(scope="module")
+def eight() -> Iterator[RankPool]:
+    """Eight real ranks in one group, for the tests of one module."""
+    pool = RankPool(8)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
 def tcp_pool(pools: RankPools) -> RankPool:
     """Like `pool`, over TCP."""

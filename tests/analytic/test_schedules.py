@@ -365,21 +365,3 @@ def test_receives_are_posted_where_torch_posts_them(schedule: str) -> None:
                 assert set(transfers.after[len(table.ops) + source]) == {source, last} - {-1}
                 found += 1
     assert found == sum(target >= 0 for target in transfers.targets)
-
-
-def test_pipelines_that_share_a_link_take_turns_on_it() -> None:
-    """In GPipe, a message waits for the receiver's last pass; meanwhile, the link is free for the other pipeline."""
-    transfers, batches, message = Transfers.of(build("gpipe", 2, 4)), 4, 0.5
-    costs = [1.0 if op.op == "F" else 2.0 for op in transfers.table.ops]
-    forward = [op.op == "F" for op in transfers.table.ops]
-    links = [{0 if is_forward else 1: message} for is_forward in forward]
-    alone, *pair = (
-        line
-        for count in (1, 2)
-        for line in transfers.timelines(costs, [[message] * len(costs)] * count, [links] * count)
-    )
-    at_once = transfers.timeline(costs, [2 * message] * len(costs))
-    first, second = (line.end for line in pair)
-    assert first == alone.end
-    assert second == alone.end + message  # only the first message waits
-    assert at_once.end == alone.end + message * 2 * batches  # each message waits

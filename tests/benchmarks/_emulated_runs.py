@@ -76,6 +76,11 @@ class Result(NamedTuple):
     """Whether the measured time is in the prediction's 90 % interval; None if there is none."""
 
     @property
+    def predicted_s(self) -> float:
+        """Predicted step time, in seconds."""
+        return self.measured_s * (1 + self.predicted)
+
+    @property
     def simulated_s(self) -> float:
         """Simulated step time, in seconds."""
         return self.measured_s * (1 + self.simulated)

@@ -2,18 +2,20 @@
 
 python tests/benchmarks/emulated_mesh.py measure FILE [seconds]
 python tests/benchmarks/emulated_mesh.py report FILE
+python tests/benchmarks/emulated_mesh.py calculate
 
 Forty layouts of data x tensor x pipeline parallelism and ZeRO train the same small GPT on four or eight devices of
 equal speed, in nodes of one to four. The links between nodes are slow, so the placement of the axes matters. No
-constant is fitted to these runs. `report` also prints how well the simulated order of the layouts on each cluster
-agrees with the measured one (Kendall's tau).
+constant is fitted to these runs. `measure` runs the layouts and ends with the `report`, which also prints how well the
+predicted and the simulated order of the layouts on each cluster agree with the measured one (Kendall's tau).
+`calculate` runs nothing, and prints where predictions and simulations differ.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,31 +134,52 @@ def jobs() -> dict[str, JobOf]:
     return {case.key: partial(job_of, case) for case in CASES}
 
 
-def print_order(found: Sequence[Result]) -> None:
-    """Print the rank correlation of simulated and measured times, over all layouts and on each cluster."""
+def print_order(found: Sequence[Result], name: str, time_of: Callable[[Result], float]) -> None:
+    """Print the rank correlation of calculated and measured times, over all layouts and on each cluster."""
     clusters = dict.fromkeys(case.cluster for case in CASES)
     groups = [[each for each in found if each.key.startswith(f"{cluster} ")] for cluster in clusters]
     taus = [
-        kendall_tau([each.simulated_s for each in group], [each.measured_s for each in group])
+        kendall_tau([time_of(each) for each in group], [each.measured_s for each in group])
         for group in (found, *groups)
         if len(group) > 2
     ]
+    of_clusters = taus[1:] or taus
     print(
-        f"Kendall's tau of simulated and measured times: {taus[0]:.3f} over all; on each of the "
-        f"{len(taus) - 1} clusters with 3 or more layouts: median {statistics.median(taus[1:]):.2f}, "
-        f"lowest {min(taus[1:]):.2f}"
+        f"Kendall's tau of {name} and measured times: {taus[0]:.3f} over all; on each of the {len(taus) - 1} clusters "
+        f"with 3 or more layouts: median {statistics.median(of_clusters):.2f}, lowest {min(of_clusters):.2f}"
     )
 
 
+def calculate() -> None:
+    """Print the predicted and the simulated time of each layout."""
+    differences = []
+    for key, job_of in jobs().items():
+        found = ss.predict(*job_of())
+        assert found.step_time_s is not None
+        simulated = ss.simulate.predicted(found).step_time_s
+        differences.append(found.step_time_s / simulated - 1)
+        print(
+            f"{key:48} predicted {found.step_time_s:6.3f} s, simulated {simulated:6.3f} s, {differences[-1]:+6.1%}",
+            flush=True,
+        )
+    sizes = [abs(each) for each in differences]
+    print(f"|difference| median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}")
+
+
 def main() -> None:
-    """Measure, or report."""
-    task, file, *rest = sys.argv[1:]
-    if task == "measure":
-        measure(Path(file), jobs(), seconds=float(rest[0]) if rest else float("inf"))
+    """Measure, report or calculate."""
+    task, *rest = sys.argv[1:]
+    if task == "calculate":
+        calculate()
         return
-    found = results(Path(file), jobs())
-    print_report(Path(file), found, dict.fromkeys(case.cluster for case in CASES), width=48)
-    print_order(found)
+    file = Path(rest[0])
+    if task == "measure":
+        measure(file, jobs(), seconds=float(rest[1]) if rest[1:] else float("inf"))
+    found = results(file, jobs())
+    print_report(file, found, dict.fromkeys(case.cluster for case in CASES), width=48)
+    if len(found) > 2:
+        print_order(found, "predicted", lambda each: each.predicted_s)
+        print_order(found, "simulated", lambda each: each.simulated_s)
 
 
 if __name__ == "__main__":

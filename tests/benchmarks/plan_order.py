@@ -1,13 +1,14 @@
 """The planner's order of layouts against the order in which they run on an emulated cluster. Linux only.
 
-python tests/benchmarks/plan_order.py measure FILE [--sample N] [--seconds S]
-python tests/benchmarks/plan_order.py report FILE
+python tests/benchmarks/plan_order.py measure FILE [--model NAME] [--sample N] [--seconds S]
+python tests/benchmarks/plan_order.py report FILE [--model NAME]
 
-For three small models, `ss.plan` lists all layouts that fit on two nodes of four devices with a slow uplink. Each that
-jobs can train runs on an emulated cluster of the same rates (`measure` appends to FILE, and goes on where it stopped);
-with --sample, N of each model, drawn by a fixed seed, and always the plan that is ranked first. `report` prints the
-predicted and the measured step time of each, the measured time of the plan ranked first over the best measured time
-(bar: 1.03), and Kendall's tau; for the ranking by `ss.predict` of the job, and for the planner's own formula.
+For three small models, `ss.plan` lists all layouts that fit on an emulated cluster of two nodes of four devices with a
+slow uplink, and each of these jobs runs on that cluster: `measure` appends to FILE, and goes on where it stopped. With
+--sample, N layouts of each model run: the half that is ranked first, and as many drawn by a fixed seed from the others.
+`report` prints the predicted, simulated and measured step time of each, the measured time of the plan ranked first over
+the best measured time (bar: 1.03), and Kendall's tau; for the planner's order, and for its formula, which decides which
+layouts the planner times if there are many.
 """
 
 from __future__ import annotations
@@ -24,23 +25,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
 from benchmarks._emulated_runs import JobOf, Result, kendall_tau, measure, print_report, results
-from shardscope.calibration.calibration import Calibration
+from shardscope.analytic.layouts import Layouts
+from shardscope.planner.jobs import formula_s
 from shardscope.planner.plans import PlanRow, Plans
-from shardscope.spec.cluster.emulated import PAYLOAD
 
 NODES, PER_NODE, UPLINK, UPDATES = 2, 4, "20 Mbit/s", "2 GB/s"
 FLOPS = {"gpt-nano": "400 MFLOP/s", "gpt-micro": "1.2 GFLOP/s", "moe-nano": "500 MFLOP/s"}
 """Speed of a device by model, with which a step of the whole model takes several seconds: two cores keep up."""
-UPLINK_OF_DEVICE = 20e6 / 8 / PER_NODE
-"""A device's part of its node's link, in bytes per second: links of a planned cluster are those of one device."""
 GLOBAL_BATCH, STEPS = 16, 7
-FIX = {"offload": "none", "micro_batch": [1, 2, 4], "schedule": ["gpipe", "1f1b", "interleaved", "zb-h1"]}
-STATED = Calibration(
-    name="emulated", source="stated", matmul_efficiency=1, attention_efficiency=1, unfused_efficiency=1, half_size=0,
-    memory_efficiency=1, launch_s=0, collective_s=0.0005, inter_efficiency=PAYLOAD, pipeline_efficiency=PAYLOAD,
-    shard_overlap=0, optimizer_efficiency=0.001, step_s=0.005,
-)  # fmt: skip
-"""Constants for the planner's own formula: computation takes FLOPs / rate, and operations without products no time."""
+FIX = {"micro_batch": [1, 2, 4], "schedule": ["gpipe", "1f1b", "interleaved", "zb-h1"]}
 
 
 class Case(NamedTuple):
@@ -57,36 +50,18 @@ def cluster_of(model: str) -> Any:
 
 @cache
 def plans_of(model: str) -> Plans:
-    """Return all plans of a model for devices with the rates of the emulated ones."""
-    known = ss.Cluster.of("a100-80gb", nodes=NODES, per_node=PER_NODE)
-    device = known.device.replace(
-        name="emulated", peak_flops={"fp32": FLOPS[model]}, memory_bandwidth="2 TB/s", source="emulated"
-    )
-    cluster = known.replace(
-        device=device, inter=known.inter.replace(bandwidth=UPLINK_OF_DEVICE, latency_s=0.0)
-    )
-    return ss.plan(
-        model, cluster, global_batch=GLOBAL_BATCH, top=None, precision="fp32", fix=FIX, software="any",
-        calibration=STATED,
-    )  # fmt: skip
+    """Return all plans of a model for its emulated cluster."""
+    return ss.plan(model, cluster_of(model), global_batch=GLOBAL_BATCH, top=None, fix=FIX)
 
 
 @cache
 def cases(model: str) -> dict[str, Case]:
-    """Return the plans of a model that jobs can train, by name, in the planner's order; print how many cannot."""
-    found, refused = {}, dict[str, int]()
-    for plan in plans_of(model):
-        try:
-            job = job_of(model, plan.layout)
-        except ss.SpecError as error:
-            reason = str(error).rpartition("; ")[0]
-            refused[reason] = refused.get(reason, 0) + 1
-            continue
-        found[f"{model} {name_of(plan.layout)}"] = Case(plan, job)
-    print(f"{model}: {len(found)} of {len(plans_of(model))} plans are jobs; not these:")
-    for reason, count in sorted(refused.items(), key=lambda each: -each[1]):
-        print(f"    {count:4} {reason}")
-    return found
+    """Return all plans of a model by name, in the planner's order."""
+    plans = plans_of(model)
+    jobs = [
+        plans.rehearsal(rank, steps=STEPS).job.replace(eval_every=None) for rank in range(1, len(plans) + 1)
+    ]
+    return {f"{model} {name_of(plan.layout)}": Case(plan, job) for plan, job in zip(plans, jobs, strict=True)}
 
 
 def name_of(layout: ss.Layout) -> str:
@@ -104,51 +79,45 @@ def name_of(layout: ss.Layout) -> str:
     return f"{axes.strip()} z{layout.zero}{shard} b{layout.micro_batch}{staged}{again}{cut}"
 
 
-def job_of(model: str, layout: ss.Layout) -> ss.Job:
-    """Return the job of a layout, whose stages are cut evenly, as the planner assumes."""
-    strategy: dict[str, Any] = {}
-    if layout.pipeline > 1:
-        stages = ss.Pipeline(schedule=layout.schedule, virtual_stages=layout.virtual_stages, split="even")
-        is_alone = layout.num_devices == layout.pipeline
-        strategy = {"strategy": stages if is_alone else ss.Strategy("mesh", stages=stages)}
-    return ss.Job(model=model, data="python-source", layout=layout, steps=STEPS, eval_every=None, **strategy)
-
-
 def sampled(model: str, sample: int | None) -> dict[str, Case]:
-    """Return all cases of a model, or a sample that includes the one that the planner ranks first."""
+    """Return all cases of a model, or a sample: those ranked first, and others."""
     every = cases(model)
     if sample is None or sample >= len(every):
         return every
-    chosen = {next(iter(every)), *Random(0).sample([*every], sample)}
+    first, others = [*every][: (sample + 1) // 2], [*every][(sample + 1) // 2 :]
+    chosen = {*first, *Random(0).sample(others, sample - len(first))}
     return {key: case for key, case in every.items() if key in chosen}
 
 
-def jobs(sample: int | None) -> dict[str, JobOf]:
-    """Return the jobs of all models by name, with their clusters."""
+def jobs(models: Sequence[str], sample: int | None) -> dict[str, JobOf]:
+    """Return the jobs of several models by name, with their clusters."""
     return {
         key: partial(lambda job, model: (job, cluster_of(model)), case.job, model)
-        for model in FLOPS
+        for model in models
         for key, case in sampled(model, sample).items()
     }
 
 
 def print_order(model: str, found: Sequence[Result]) -> None:
-    """Print how well the predicted orders of a model's layouts agree with the measured one."""
+    """Print how well the planned orders of a model's layouts agree with the measured one."""
     own = [each for each in found if each.key.startswith(f"{model} ")]
     if len(own) < 2:
         return
     measured, every = [each.measured_s for each in own], cases(model)
+    plans, setting = [every[each.key].plan for each in own], plans_of(model).setting
     orders = {
-        "ss.predict": [each.measured_s * (1 + each.predicted) for each in own],
-        "the planner": [every[each.key].plan.step_time_s for each in own],
+        "the planner": [plan.step_time_s for plan in plans],
+        "its formula": [float(formula_s(setting, Layouts.of([plan.layout]))[0]) for plan in plans],
+        "ss.simulate": [each.simulated_s for each in own],
     }
     for name, times in orders.items():
         first = min(range(len(own)), key=times.__getitem__)
         print(
-            f"{model}, {len(own)} layouts, ranked by {name}: the first, {own[first].key}, takes "
+            f"{model}, {len(own)} of {len(every)} layouts, ranked by {name}: the first, {own[first].key}, takes "
             f"{measured[first] / min(measured):.3f} of the best measured time; Kendall's tau "
             f"{kendall_tau(times, measured):.3f}"
         )
+    print(f"{model}: the best measured is {own[measured.index(min(measured))].key}, {min(measured):.3f} s")
 
 
 def main() -> None:
@@ -156,15 +125,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("task", choices=["measure", "report"])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--model", choices=FLOPS)
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     given = parser.parse_args()
+    models = [given.model] if given.model else [*FLOPS]
     if given.task == "measure":
-        measure(given.file, jobs(given.sample), seconds=given.seconds, repeats=1)
+        measure(given.file, jobs(models, given.sample), seconds=given.seconds, repeats=1)
         return
-    found = results(given.file, jobs(None))
-    print_report(given.file, found, FLOPS, width=56)
-    for model in FLOPS:
+    found = results(given.file, jobs(models, None))
+    print_report(given.file, found, models, width=56)
+    for model in models:
         print_order(model, found)
 
 

@@ -12,7 +12,7 @@ import optuna
 import shardscope as ss
 from shardscope_widgets import TuningLab
 link = ss.Link(bandwidth="1 Gbit/s", latency="15 ms")  # so that a trial takes its seconds on any machine
-job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=60, eval_every=15, link=link)
+job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=30, eval_every=15, link=link)
 space = {"compression": ["none", "powersgd"], "compression[powersgd].rank": (1, 8), "optimizer.lr": (1e-3, 1e-1, "log")}
 # with this seed the fourth trial is the first of powersgd
 given = dict(sampler=optuna.samplers.RandomSampler(seed=4), baselines=False, objectives=["loss", "bytes"], trials=6)

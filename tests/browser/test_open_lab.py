@@ -11,6 +11,11 @@ from browser.notebook_page import eventually
 from browser.test_first_screen import IS_LIVE, wait_for, written
 from browser.test_training_lab import LAB, status
 
+SHORTER = (
+    "__import__('shardscope_widgets.training_lab._presets', fromlist=['of'])"
+    ".preset_named('Break the bubble').choices.update(steps=24)"
+)
+
 
 @pytest.fixture(scope="module")
 def lab(shared_notebook, tmp_path_factory):
@@ -42,6 +47,7 @@ def nothing_overlaps(page):
 
 
 def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_place(lab):
+    lab.kernel(SHORTER)
     lab.page.locator(f"{LAB} .ss-presets button", has_text="Break the bubble").click()
     lab.page.locator(f"{LAB} .ss-presets + div", has_text="stages wait for each other").wait_for()
     advice = lab.page.locator(f"{LAB} .ss-advice").first

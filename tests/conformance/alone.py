@@ -51,6 +51,15 @@ def evaluation_of(trainer: Trainer) -> Any:
     )  # fmt: skip
 
 
+def evaluated(ours: ss.Job, context: RankContext) -> tuple[Any, float | None]:
+    """The result of evaluating a job's model before its first step, and the loss of this step."""
+    trainer = trainer_on(ours, context)
+    found = evaluation_of(trainer)
+    after = trainer.take_step(1)
+    trainer.strategy.close()
+    return found, after
+
+
 def trainer_in(folder: Path, **changes: Any) -> Trainer:
     """A trainer that writes its events and checkpoints below `folder`; four steps, a checkpoint at every second."""
     folder.mkdir(parents=True, exist_ok=True)

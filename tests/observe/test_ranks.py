@@ -175,6 +175,40 @@ def test_optimizer_state_sharded_by_torch_is_counted(pool: RankPool, tmp_path: P
     assert run.summary().steps == 3
 
 
+def divided_and_sharded(_: nn.Module) -> nn.Module:
+    """A model on a mesh of two axes: layers divided by columns and rows, and their parts sharded over data ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+def test_samples_that_a_tensor_group_shares_count_once_and_its_bytes_are_not_predicted(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    def loop(_: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            step(model, optimizer)
+
+    run = observed(pool, tmp_path, loop, divided_and_sharded)
+    assert (run.state, run.reason, run.job.wrapper) == ("completed", None, "mesh")
+    assert run.job.strategy.label == "observed (mesh)"
+    assert run.job.batch.global_batch == 2 * 6
+    assert run.reduced().steps.column("samples").tolist() == [2 * 6] * 2
+    assert {"all_gather", "reduce_scatter", "all_reduce"} <= run.events("step", 0)[1]["traffic"].keys()
+    predicted = ss.predict(run.job)
+    assert (predicted.traffic, predicted.states) == (None, None)
+    found = ss.compare(run)
+    assert "Bytes and messages are left out: the strategy has no formula for its traffic." in found.notes
+    assert found.disagreeing == ()
+
+
 def fsdp1(model: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

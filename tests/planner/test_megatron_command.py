@@ -30,12 +30,14 @@ def test_megatron_gets_the_rotary_base_or_a_remark_where_it_is_unknown():
 def test_a_plan_writes_the_command_that_starts_megatron_on_each_node():
     plans = plan("llama-3-8b", Cluster.of("h100-80gb", nodes=2), global_batch=64, fix={"tensor": 2})
     config = plans.trainer_config()
-    launch, *_ = config.command.split(" \\\n")
-    assert launch.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 --nproc-per-node 8 ")
-    assert launch.endswith(" pretrain_gpt.py")
+    assert config.launch.replace(" \\\n", " ") == (
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d "
+        "--rdzv-endpoint $MASTER_ADDR:29500 pretrain_gpt.py"
+    )
+    assert max(map(len, config.command.splitlines())) < 45  # each line fits beside the remarks
     assert config.command == f"{config.launch} \\\n{config.text}"
     alone = plan("llama-3-8b", Cluster.of("h100-80gb"), global_batch=64, fix={"tensor": 1, "context": 1})
-    assert alone.trainer_config().launch == "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py"
+    assert alone.trainer_config().launch == "torchrun \\\n--nnodes 1 --nproc-per-node 8 \\\npretrain_gpt.py"
     sharded = plan(
         "llama-3-8b", Cluster.of("h100-80gb"), global_batch=64, software="torchtitan"
     ).trainer_config()

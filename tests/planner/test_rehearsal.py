@@ -107,6 +107,11 @@ def test_a_smaller_layout_fits_and_has_the_same_axes(degrees: tuple[int, ...], r
     assert all(degree % mine == 0 or mine == 2 for degree, mine in zip(degrees, here, strict=True))
 
 
+@pytest.mark.parametrize(("experts", "ranks"), [(3, 2), (5, 4), (7, 4), (9, 8)])
+def test_a_smaller_layout_keeps_the_expert_axis(experts: int, ranks: int) -> None:
+    assert smaller(ss.Layout(data=experts, expert=experts), ranks).expert > 1
+
+
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 256))
 def test_a_job_has_fewer_micro_batches_with_at_most_the_bubble_of_the_most_that_it_may_have(
     pipeline: int, cut: int, count: int
@@ -258,8 +263,3 @@ def test_what_cannot_be_rehearsed_is_refused_with_what_to_plan_instead(
     with pytest.raises(ss.SpecError) as refused:
         planned(fix, per_node=per_node).rehearsal(**settings)
     assert told in str(refused.value)
-
-
-def test_an_emulated_cluster_cannot_be_planned_for() -> None:
-    with pytest.raises(ss.SpecError, match="is emulated, and plans are for kinds of devices"):
-        ss.plan("gpt2-large", ss.Cluster.emulated(4, flops="1 GFLOP/s"))  # type: ignore[arg-type]

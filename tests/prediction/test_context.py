@@ -116,12 +116,10 @@ def test_other_pipelines_send_and_hold_what_their_axes_say(
     ],
     ids=str,
 )
-def test_three_axes_send_and_hold_what_they_say(tmp_path: Path, comm: str, settings: dict[str, Any]) -> None:
-    pool = RankPool(8)
-    try:
-        _hold_staged(pool, job_of(8, staged(comm, **settings), clip_norm=1.0, optimizer="lamb"), tmp_path)
-    finally:
-        pool.close()
+def test_three_axes_send_and_hold_what_they_say(
+    eight: RankPool, tmp_path: Path, comm: str, settings: dict[str, Any]
+) -> None:
+    _hold_staged(eight, job_of(8, staged(comm, **settings), clip_norm=1.0, optimizer="lamb"), tmp_path)
 
 
 def _hold_staged(pool: RankPool, job: ss.Job, folder: Path) -> None:

@@ -40,6 +40,14 @@ def test_passes_take_as_long_as_on_the_rank_with_the_fullest_experts(recompute: 
     assert skewed.time["optimizer"].value == usual.time["optimizer"].value
 
 
+def test_ranks_wait_for_the_fullest_experts_of_each_layer() -> None:
+    """If the fullest experts of each layer are on another rank, passes take as long as if they were on one rank."""
+    turned = [SKEWED[-2 * layer :] + SKEWED[: -2 * layer] if layer else SKEWED for layer in range(LAYERS)]
+    one, other = predicted([SKEWED]), predicted(turned)
+    for phase in ("forward", "backward"):
+        assert other.time[phase].value == pytest.approx(one.time[phase].value, rel=1e-12)
+
+
 def test_all_to_alls_take_as_long_as_on_the_busiest_link() -> None:
     """Ranks 0 and 1 are on a node, which receives what the other node sends to its experts, or sends as much."""
     loads = np.tile(np.rint(np.array(SKEWED) * 512), (4, 1))
@@ -62,6 +70,7 @@ def test_all_to_alls_take_as_long_as_on_the_busiest_link() -> None:
             "expert_loads has 3 rows of [8] numbers, but the model has 4 layers of 8",
         ),
         ("moe-nano", LAYOUT, [SKEWED[:4]], "1 rows of [4] numbers"),
+        ("moe-nano", LAYOUT, list(SKEWED), "is not a list of rows of numbers"),
         ("moe-nano", LAYOUT, [[3, 1, 0, 0, 0, 0, 0, 0]], "are not fractions of all choices"),
     ],
 )

@@ -34,7 +34,7 @@ STRATEGIES = [
 ]
 
 
-def staged(data: Any, schedule: str = "1f1b", *, virtual_stages: int = 1, tensor: int = 1) -> Mesh:
+def staged(data: Any, schedule: str = "1f1b", *, virtual_stages: int | None = None, tensor: int = 1) -> Mesh:
     stages = ss.Pipeline(schedule=schedule, virtual_stages=virtual_stages, split="even")
     return Mesh(data=data, tensor=tensor, pipeline=2, stages=stages)
 
@@ -49,7 +49,9 @@ STAGED = [
     (staged("zero-2"), "none"),
     (staged("zero-3"), "none"),
     (staged("zero-3", "interleaved", virtual_stages=2), "full"),
-    (staged("ring", "zb-h1"), "none"),
+    (staged("zero-3", "zb-h1"), "full"),
+    (staged("zero-3", "v-half"), "none"),
+    (staged("zero-2", "zbv"), "selective"),
 ]
 """Meshes with a pipeline, each with a recomputation mode."""
 SETTINGS: list[dict[str, Any]] = [
@@ -131,15 +133,19 @@ def test_other_pipelines_send_and_hold_what_their_axes_say(
     hold_against(pool, job_of(4, strategy, clip_norm=1.0, optimizer="lamb", recompute=recompute), tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_a_pipeline_without_other_axes_costs_what_it_says(pool: RankPool, tmp_path: Path) -> None:
+    hold_against(pool, job_of(2, staged("ring"), clip_norm=1.0), tmp_path)
+
+
 @pytest.mark.weekly
 @pytest.mark.parametrize("data", ["zero-2", "zero-3"])
-def test_eight_ranks_of_a_pipeline_hold_what_their_axes_say(tmp_path: Path, data: str) -> None:
-    pool = RankPool(8)
-    try:
-        job = job_of(8, staged(data, "gpipe", tensor=2), clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
-        hold_against(pool, job, tmp_path)
-    finally:
-        pool.close()
+def test_eight_ranks_of_a_pipeline_hold_what_their_axes_say(
+    eight: RankPool, tmp_path: Path, data: str
+) -> None:
+    job = job_of(8, staged(data, "gpipe", tensor=2), clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
+    hold_against(eight, job, tmp_path)
 
 
 @pytest.mark.slow
@@ -165,12 +171,10 @@ def test_compressed_gradients_cost_what_they_say(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
-def test_replicas_of_shared_states_cost_what_they_say(tmp_path: Path, strategy: Mesh) -> None:
-    pool = RankPool(8)
-    try:
-        hold_against(pool, job_of(8, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
-    finally:
-        pool.close()
+def test_replicas_of_shared_states_cost_what_they_say(
+    eight: RankPool, tmp_path: Path, strategy: Mesh
+) -> None:
+    hold_against(eight, job_of(8, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
 
 
 @pytest.mark.slow
@@ -236,7 +240,8 @@ def test_a_part_of_a_model_has_its_own_trace_and_the_whole_models_name() -> None
 @pytest.mark.parametrize("data", ["ring", "tree", "zero-3"])
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_a_simulated_step_sends_what_is_predicted(data: str, pipeline: int) -> None:
-    strategy = Mesh(data=data, tensor=2) if pipeline == 1 else staged(data, tensor=2)
+    schedule = "zbv" if data == "zero-3" else "1f1b"  # gathers for weights; one rank shares its embedding
+    strategy = Mesh(data=data, tensor=2) if pipeline == 1 else staged(data, schedule, tensor=2)
     job = job_of(4 * pipeline, strategy, clip_norm=1.0, batch=ss.Batch(16, micro_batch=2))
     predicted = ss.predict(job)
     step = ss.simulate.step_events(job)  # refuses a plan whose bytes are not those of the prediction
@@ -282,6 +287,13 @@ def test_a_simulated_pipeline_of_several_axes_takes_as_long_as_predicted() -> No
     assert found.time is not None
     named = {term.name: term.value for term in found.time.walk()}
     assert named["data:ring_all_reduce"] > 5 * named["tensor:all_reduce"] > 0  # inside a node
+
+
+def test_replicas_that_share_a_link_stay_in_step_because_they_share_it_evenly() -> None:
+    cluster = ss.Cluster.emulated(2, per_node=4, bandwidth="10 Mbit/s", flops="100 MFLOP/s")
+    job = job_of(8, staged("ring", "gpipe", tensor=2), batch=ss.Batch(16, micro_batch=2))
+    found = ss.predict(job, cluster)
+    assert ss.simulate.predicted(found).step_time_s == pytest.approx(found.step_time_s, rel=0.05)
 
 
 def test_a_cluster_predicts_a_mesh_as_its_layout() -> None:

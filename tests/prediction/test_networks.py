@@ -159,6 +159,17 @@ class TestRacks:
             seconds = crossing * gradient_bytes() / FAST
             assert wire_seconds(ss.predict(job_of(strategy), cluster)) == pytest.approx(seconds, rel=0.01)
 
+    @pytest.mark.parametrize("tensor", [1, 2])
+    def test_replicas_of_shards_send_to_the_rank_with_the_same_shard(self, tensor: int) -> None:
+        """Each node has a replica of two shards, so all of its ranks send their shares of the gradient across."""
+        layout = ss.Layout(data=4, tensor=tensor, zero=2, shard=2, global_batch=16)
+        job = ss.Job(model="gpt-nano", data="python-source", layout=layout)
+        found = ss.predict(job, cluster_of(nodes=2, per_node=2 * tensor))
+        assert found.time is not None
+        assert found.traffic is not None
+        name = "all_reduce" if tensor == 1 else "data:all_reduce"
+        assert found.time[name].inputs["bytes"] == found.traffic[name].bytes[: 2 * tensor].sum()
+
     def test_stages_of_a_pipeline_that_are_in_different_racks_send_over_the_uplinks(self) -> None:
         strategy = ss.Pipeline(split="even")
         job = job_of(strategy).replace(batch=ss.Batch(16, micro_batch=4))

@@ -81,6 +81,22 @@ def test_passes_of_stages_queue_up_on_the_processor(slept: list[float]) -> None:
     assert found.take_late() == 0.0
 
 
+def test_a_pass_of_a_stage_takes_longer_by_its_waits_for_other_ranks(slept: list[float]) -> None:
+    found = pace(flops=FLOPS)
+    with found.queued(0, 1, PassSpan(0.0)):
+        product()
+    found.begin_queue()
+    passes = [PassSpan(0.0), PassSpan(0.0)]
+    for times in passes:
+        with found.queued(0, 1, times):
+            computing(0.25)
+            with found.waiting(is_within_layer=True):
+                computing(0.5)
+    assert [(each.start, each.end) for each in passes] == [(1, 2.5), (2.5, 4)]
+    assert slept == [1.0, 0.75, 0.75]
+    assert found.take_late() == 0.0
+
+
 def test_gradients_leave_when_the_emulated_pass_is_over(slept: list[float]) -> None:
     found = pace(flops=FLOPS)
     with found.forward(0):

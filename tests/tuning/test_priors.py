@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shardscope as ss
 from shardscope.errors import DataError, StudyError
-from shardscope.prediction.traced import traced
+from shardscope.prediction.traced import traced, tracing_together
 from shardscope.spec.space import Choices, Space
 from shardscope.tuning.apply import MemoryLimit, check, predicted_peak
 from shardscope.tuning.definition import Definition
@@ -152,6 +154,27 @@ def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPa
         match="the process that traces a step of model='mlp' failed: status 1; run shardscope doctor",
     ):
         traced(ss.Job(model="mlp", data="/nowhere.npz"))
+
+
+@pytest.mark.slow
+def test_jobs_traced_together_share_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr("shardscope.prediction.traced._KNOWN", {})
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path))
+    started, start = list[subprocess.Popen[str]](), subprocess.Popen
+
+    def recorded(*args: Any, **settings: Any) -> subprocess.Popen[str]:
+        started.append(start(*args, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+    jobs = [ss.Job(model="mlp", data="digits", recompute=kind) for kind in ("none", "full")]
+    with tracing_together():
+        assert len({traced(job).table.flops for job in jobs}) == 1
+        with pytest.raises(DataError, match="does not exist"):
+            traced(ss.Job(model="mlp", data="/nowhere.npz"))
+        assert [each.poll() for each in started] == [1]
+    assert len(started) == 1
 
 
 def test_memory_that_will_not_fit_costs_no_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,9 @@ from shardscope.planner.rehearsal import Rehearsal
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.simulator import step_events_of
 from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
+from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.planner._trained import TrainedPlan
+from widgets.fake_runs import step_events
 
 DEGREES = {"data": (2, 2), "tensor": (4, 2), "pipeline": (8, 2)}
 
@@ -62,3 +66,34 @@ def test_the_answer_for_the_plan_is_named_where_the_small_job_has_another(
     assert ("The first is the answer for the plan" in text) == differs
     same = axis_costs_info(replace(rehearsal, planned_axes_s=dict(info.measured.seconds)), prediction, steps)
     assert "The first is the answer" not in axis_costs_text(same)
+
+
+def test_a_small_run_is_followed_from_its_start_to_its_end(
+    rehearsal: Rehearsal, prediction: JobPrediction, runtime: Any
+) -> None:
+    problems: list[str] = []
+    shown = TrainedPlan(Guard(problems.append))
+    planned = rehearsal.job.layout().replace(pipeline=4, global_batch=64)
+    run = runtime.launch(rehearsal.job)
+    run.step_events = lambda _number: step_events_of(prediction)
+    shown.watch(planned, rehearsal, prediction, run)
+    try:
+        assert (
+            "with data 2 · tensor 2 · pipeline 2, cut from the plan&#x27;s 2 · 2 · 4 to 8 ranks."
+            in shown.said.value
+        )
+        assert "8 ranks are starting; the costs below are measured in about 4 s" in shown.status.value
+        assert "as predicted" in shown.costs.value
+        for step in (1, 2):
+            run.write(step_events("ring", 8, step))
+            shown._beat()
+            assert f"Step {step} of {rehearsal.job.steps} is over" in shown.status.value
+            assert ("as measured in 1 step." in shown.costs.value) == (step == 2)
+        assert not shown.stop.disabled
+        run.state = "completed"
+        shown._beat()
+        assert "has ended after step 2" in shown.status.value
+        assert shown.stop.disabled
+    finally:
+        shown.close()
+    assert problems == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -127,6 +129,29 @@ def test_one_press_allows_a_run_of_own_functions_to_be_compared_and_its_job_to_b
     alone.wait(60)
     assert alone.comparison is not None
     alone.close()
+
+
+def test_a_plan_is_trained_without_the_lock_that_a_picture_of_the_lab_waits_for(tmp_path, runtime):
+    lab = Lab(JOB, root=tmp_path, tab="Plan")
+    planner, held = lab.panels["Plan"], threading.Event()
+    planner.fix = {"data": 2, "tensor": 2, "pipeline": 2}
+
+    def picture() -> None:
+        with lab._guard.lock:
+            held.set()
+            lab._kept()  # which takes the planner's lock
+
+    def begun(_found, _run):
+        drawing = threading.Thread(target=picture)
+        drawing.start()
+        drawing.join(20)
+        assert not drawing.is_alive()
+
+    planner.on_train = begun
+    planner.screen.train.click()
+    assert held.is_set()
+    assert planner.problem == ""
+    lab.close()
 
 
 def test_an_invalid_form_leaves_the_job_as_it_was(lab):

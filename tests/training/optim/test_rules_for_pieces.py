@@ -44,16 +44,41 @@ class MatricesFaster(torch.optim.SGD):
         return super().step(closure)
 
 
+class ByStatistic(torch.optim.SGD):
+    """Scales or shifts each gradient by a statistic of what the rank holds, which does not grow with its size."""
+
+    def __init__(self, params: Any, lr: float, statistic: str) -> None:
+        super().__init__(params, lr)
+        self.statistic = statistic
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """Take a step."""
+        for p in self.param_groups[0]["params"]:
+            if p.grad is None or not p.numel():
+                continue
+            if self.statistic == "mean":
+                p.grad.sub_(p.grad.mean())
+            else:
+                p.grad.div_(
+                    p.grad.abs().max() if self.statistic == "maximum" else p.grad.square().mean().sqrt()
+                )
+        return super().step(closure)
+
+
 class Own(ss.Optimizer):
     """A rule of the user's own."""
 
     name = "own-rule"
     lr: float = 0.05
-    norm: Literal["of pieces", "of tensors", "none"] = "of pieces"
+    norm: Literal["of pieces", "of tensors", "none", "rms", "maximum", "mean", "adafactor"] = "of pieces"
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         if self.norm == "none":
             return MatricesFaster(parameters.groups(), self.lr)
+        if self.norm == "adafactor":
+            return torch.optim.Adafactor(parameters.groups(), lr=self.lr)
+        if self.norm in {"rms", "maximum", "mean"}:
+            return ByStatistic(parameters.groups(), self.lr, self.norm)
         sums = parameters.reduce_squares if self.norm == "of tensors" else None
         return ByNorm(parameters.groups(), self.lr, sums)
 
@@ -75,9 +100,21 @@ def _refused(ours: ss.Job, context: RankContext) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("strategy", ["zero-1", "zero-2", "zero-3"])
-def test_a_rule_with_norms_of_pieces_is_refused(pool: RankPool, tmp_path: Path, strategy: str) -> None:
-    ours = job(strategy=strategy, world_size=pool.world_size, model=tiny_gpt, optimizer=Own())
+@pytest.mark.parametrize(
+    ("strategy", "norm"),
+    [
+        *((strategy, "of pieces") for strategy in ("zero-1", "zero-2", "zero-3")),
+        *(
+            (strategy, norm)
+            for strategy in ("zero-1", "zero-3")
+            for norm in ("rms", "maximum", "mean", "adafactor")
+        ),
+    ],
+)
+def test_a_rule_with_statistics_of_pieces_is_refused(
+    pool: RankPool, tmp_path: Path, strategy: str, norm: Any
+) -> None:
+    ours = job(strategy=strategy, world_size=pool.world_size, model=tiny_gpt, optimizer=Own(norm=norm))
     for refusal in pool.run(lambda context: _refused(ours, context), tmp_path):
         assert "it updates a part of a tensor differently than the whole tensor" in refusal
         assert "'tree' or 'hierarchical', whose ranks hold whole tensors" in refusal

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import shardscope as ss
-from conformance.alone import context_for, evaluation_of, trainer_on
+from conformance.alone import context_for, evaluated
 from conformance.ranks import RankPool
 from conformance.strategy import Result, job, mean_losses, relative_difference, tiny_gpt, train
 from shardscope.spec.models import GPTConfig
@@ -355,17 +355,13 @@ def test_a_job_with_such_a_loss_is_refused_on_all_ranks(pool: RankPool, tmp_path
 # Evaluation and events.
 
 
-def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    trainer = trainer_on(ours, context)
-    found = evaluation_of(trainer)
-    trainer.strategy.close()
-    return found
-
-
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("comm", COMMS)
 def test_an_evaluation_counts_each_token_once(pool: RankPool, tmp_path: Path, comm: str) -> None:
     ours = job(strategy=mesh(comm), world_size=4, model=tiny_gpt)
-    expected = pool.run(partial(_evaluated, ours.replace(strategy="single", world_size=1)), tmp_path)[0]
-    for found in pool.run(partial(_evaluated, ours), tmp_path):
+    alone = ours.replace(strategy="single", world_size=1)
+    (expected, loss), *_ = pool.run(partial(evaluated, alone), tmp_path)
+    results = pool.run(partial(evaluated, ours), tmp_path)
+    for found, _ in results:
         assert found == pytest.approx(expected, rel=1e-12)
+    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)

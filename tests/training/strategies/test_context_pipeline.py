@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 import shardscope as ss
-from conformance.alone import evaluation_of, losses_alone, trainer_on
+from conformance.alone import evaluated, losses_alone
+from conformance.changing import refusals
 from conformance.ranks import RankPool
 from conformance.strategy import StrategyConformance, job, mean_losses, train
 from shardscope.spec.models import GPTConfig
-from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
 
 COMMS = ("all-gather", "ring", "ulysses")
@@ -134,78 +132,28 @@ def test_positions_in_later_stages_and_uneven_targets_are_those_of_whole_sequenc
     assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
 
 
-class Changing(torch.utils.data.Dataset[Any]):
-    """Sequences that differ between ranks, in their inputs or also in their targets."""
-
-    def __init__(self, *, changes_targets: bool) -> None:
-        self.changes_targets = changes_targets
-
-    def __len__(self) -> int:
-        return 96
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        change = dist.get_rank()
-        text = (torch.arange(17) + index) % 256
-        return (text[:-1] + change) % 256, (text[1:] + change * self.changes_targets) % 256
-
-
-def _twice(data: Changing) -> tuple[Changing, Changing]:
-    return data, data
-
-
-def _tried(ours: ss.Job, context: RankContext) -> str:
-    try:
-        train(ours, context)
-    except ss.DataError as error:
-        return str(error)
-    return "nothing was refused"
-
-
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("changes_targets", [True, False])
 def test_ranks_that_read_different_sequences_are_refused(
     pool: RankPool, tmp_path: Path, changes_targets: bool
 ) -> None:
-    data = partial(_twice, Changing(changes_targets=changes_targets))
-    ours = job(
-        strategy=mesh(),
-        world_size=4,
-        batch=ss.Batch(48, micro_batch=6),
-        steps=1,
-        model=rotary_stack,
-        data=data,
-    )
     told = "the ranks of a context group have read different batches"
-    assert all(told in refusal for refusal in pool.run(partial(_tried, ours), tmp_path))
-
-
-def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    trainer = trainer_on(ours, context)
-    found = evaluation_of(trainer)
-    after = trainer.take_step(1)
-    trainer.strategy.close()
-    return found, after
+    refused = refusals(pool, tmp_path, mesh(), changes_targets=changes_targets)
+    assert all(told in refusal for refusal in refused)
 
 
 @pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_an_evaluation_counts_each_token_once(pool: RankPool, tmp_path: Path) -> None:
     ours = job(strategy=mesh("ring"), world_size=4, batch=ss.Batch(48, micro_batch=6))
-    (expected, loss), *_ = pool.run(partial(_evaluated, job(strategy="single", world_size=1)), tmp_path)
-    results = pool.run(partial(_evaluated, ours), tmp_path)
+    (expected, loss), *_ = pool.run(partial(evaluated, job(strategy="single", world_size=1)), tmp_path)
+    results = pool.run(partial(evaluated, ours), tmp_path)
     for found, _ in results:
         assert found == pytest.approx(expected, rel=1e-12)
     assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
 
 
 # Eight ranks.
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.weekly

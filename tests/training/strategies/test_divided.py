@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import shardscope as ss
-from conformance.alone import context_for, evaluation_of, losses_alone, trainer_on
+from conformance.alone import context_for, evaluated, losses_alone
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
 from shardscope.spec.models import GPTConfig
@@ -232,19 +232,15 @@ def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path
 # Evaluation, events, and loss scaling.
 
 
-def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    trainer = trainer_on(ours, context)
-    found = evaluation_of(trainer)
-    trainer.strategy.close()
-    return found
-
-
 @pytest.mark.ranks(2, 4)
 def test_an_evaluation_counts_each_row_once(pool: RankPool, tmp_path: Path) -> None:
     ours = mesh_job(world_size=pool.world_size, batch=48)
-    expected = pool.run(partial(_evaluated, ours.replace(strategy="single", world_size=1)), tmp_path)[0]
-    for found in pool.run(partial(_evaluated, ours), tmp_path):
+    alone = ours.replace(strategy="single", world_size=1)
+    (expected, loss), *_ = pool.run(partial(evaluated, alone), tmp_path)
+    results = pool.run(partial(evaluated, ours), tmp_path)
+    for found, _ in results:
         assert found == pytest.approx(expected, rel=1e-12)
+    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
 
 
 def _overflow(parameter: Tensor) -> None:

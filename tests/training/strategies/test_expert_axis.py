@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,7 +73,7 @@ class TestFourExpertRanks(Conformance):
     model = staticmethod(dropping)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier resumes a checkpoint with ZeRO 1
 @pytest.mark.ranks(4)
 class TestZero1(Conformance):
     strategy = mesh(ss.Zero1(bucket_mb=0.02))
@@ -119,13 +118,6 @@ class TestZero3WithoutOtherHolders(Conformance):
 class TestZero1WithoutOtherHolders(Conformance):
     strategy = mesh("zero-1", expert=4)
     model = staticmethod(dropping)
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.weekly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
-from conformance.alone import context_for, evaluation_of, losses_alone, trainer_on
+from conformance.alone import context_for, evaluated, losses_alone
+from conformance.changing import refusals
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses, train
 from shardscope.errors import SpecError
@@ -120,28 +120,6 @@ def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: 
     assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
 
 
-class Changing(torch.utils.data.Dataset[Any]):
-    """Samples that differ between ranks, in their inputs or also in their targets."""
-
-    def __init__(self, *, changes_targets: bool) -> None:
-        self.changes_targets = changes_targets
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        change = dist.get_rank()
-        return torch.full((64,), float(change)), (index + change * self.changes_targets) % 10
-
-
-def _tried(ours: ss.Job, context: RankContext) -> str:
-    try:
-        train(ours, context)
-    except ss.DataError as error:
-        return str(error)
-    return "nothing was refused"
-
-
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("changes_targets", "told"),
@@ -150,26 +128,11 @@ def _tried(ours: ss.Job, context: RankContext) -> str:
 def test_stages_may_read_different_inputs_but_not_different_targets(
     pool: RankPool, tmp_path: Path, changes_targets: bool, told: str
 ) -> None:
-    data = Changing(changes_targets=changes_targets)
-    ours = job(
-        strategy=mesh(split="even"), world_size=4, batch=ss.Batch(48, micro_batch=6), steps=1,
-        model=_ends_without_parameters, data=partial(_twice, data),
-    )  # fmt: skip
-    assert all(told in refusal for refusal in pool.run(partial(_tried, ours), tmp_path))
-
-
-def _twice(data: Changing) -> tuple[Changing, Changing]:
-    return data, data
+    refused = refusals(pool, tmp_path, mesh(split="even"), changes_targets=changes_targets)
+    assert all(told in refusal for refusal in refused)
 
 
 # Eight ranks.
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.slow
@@ -239,14 +202,6 @@ def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, o
     assert mean_losses([(row, {}) for row in results]) == pytest.approx(expected, rel=1e-12)
 
 
-def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    trainer = trainer_on(ours, context)
-    found = evaluation_of(trainer)
-    after = trainer.take_step(1)
-    trainer.strategy.close()
-    return found, after
-
-
 @pytest.mark.slow
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("data", ["zero-3"])
@@ -254,8 +209,8 @@ def test_an_evaluation_covers_every_replica_and_changes_nothing(
     pool: RankPool, tmp_path: Path, data: str
 ) -> None:
     ours = job(strategy=mesh(data), world_size=4, batch=ss.Batch(48, micro_batch=6))
-    (expected, loss), *_ = pool.run(partial(_evaluated, job(strategy="single", world_size=1)), tmp_path)
-    results = pool.run(partial(_evaluated, ours), tmp_path)
+    (expected, loss), *_ = pool.run(partial(evaluated, job(strategy="single", world_size=1)), tmp_path)
+    results = pool.run(partial(evaluated, ours), tmp_path)
     for found, _ in results:
         assert found == pytest.approx(expected, rel=1e-12)
     assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardscope.analytic.sharding import replica_buckets
 from shardscope.spec.compression import Compression
 from shardscope.spec.job import Job
 from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.optimizer import OptimizerStates
+
+if TYPE_CHECKING:
+    from shardscope.analytic.schedules.stage_passes import StagePass
 
 Backend = Literal["gloo", "nccl"]
 SETTLED = 3
@@ -40,6 +43,8 @@ class JobStep:
         shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
         follows_passes: Whether the strategy exchanges gradients after passes that a pipeline has run, in the reverse
             order of parameters, instead of during the backward passes of a `DistributedDataParallel`.
+        passes: The passes of each unit in a step, by unit, in a pipeline whose schedule splits backward passes; empty
+            if each micro-batch has one forward and one backward pass.
         expert_loads: Fraction of the choices of a rank's tokens that each expert gets, by layer with experts; empty for
             an even load.
         flops: FLOPs of a rank's forward pass for one sample, with an even load of experts; 0 if not known.
@@ -60,6 +65,7 @@ class JobStep:
     sums_layers: bool = False
     shares_host: bool = True
     follows_passes: bool = False
+    passes: tuple[tuple[StagePass, ...], ...] = ()
     expert_loads: tuple[tuple[float, ...], ...] = ()
     flops: float = 0.0
     normed: tuple[ParameterRow, ...] | None = None
@@ -83,12 +89,14 @@ class JobStep:
             update_slowness=worst(self.update_slowness, max), memory=worst(self.memory, min),
         )  # fmt: skip
 
-    def of_ranks(self, ranks: range, job: Job, trace: StepTrace) -> JobStep:
+    def of_ranks(
+        self, ranks: range, job: Job, trace: StepTrace, passes: Iterable[tuple[StagePass, ...]] = ()
+    ) -> JobStep:
         """Return the step of some of the ranks, which train a part of the model after the passes of a pipeline."""
         part = slice(ranks.start, ranks.stop)
         return replace(
             self, job=job, trace=trace, slowness=self.slowness[part], update_slowness=self.update_slowness[part],
-            memory=self.memory[part], follows_passes=True,
+            memory=self.memory[part], follows_passes=True, passes=tuple(passes),
         )  # fmt: skip
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from shardscope.spec.model.step import AxisMessage, Moment, ParameterRow, PipelinePiece, StepTrace
@@ -22,7 +23,7 @@ def stage_trace(trace: StepTrace, stages: Sequence[Sequence[PipelinePiece]], *, 
         stages: The layers of each of the rank's stages, from `trace.pieces`.
         has_loss: Whether the last stage is the model's last.
     """
-    own = [sorted({place for piece in pieces for place in piece.parameters}) for pieces in stages]
+    own = _parameters(stages)
     places = sorted({*chain(*own)})
     numbers = _units(trace, own)
     rows = [
@@ -53,10 +54,47 @@ def rank_traces(trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelineP
         trace: Trace of the whole model.
         stages: The rank and the layers of each stage, in order.
     """
-    held: dict[int, list[Sequence[PipelinePiece]]] = {}
-    for rank, pieces in stages:
-        held.setdefault(rank, []).append(pieces)
-    return [stage_trace(trace, held[rank], has_loss=rank == stages[-1][0]) for rank in sorted(held)]
+    held = _held(stages)
+    return [
+        stage_trace(trace, [stages[stage][1] for stage in held[rank]], has_loss=rank == stages[-1][0])
+        for rank in sorted(held)
+    ]
+
+
+def with_repeated(trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> StepTrace:
+    """Return the trace with the parameters marked that several stages of a rank use; see `rank_traces`."""
+    own = _parameters(pieces for _, pieces in stages)
+    uses = Counter((stages[stage][0], place) for stage, places in enumerate(own) for place in places)
+    repeated = {place for (_, place), count in uses.items() if count > 1}
+    rows = (row.replace(is_repeated=place in repeated) for place, row in enumerate(trace.parameters))
+    return trace.replace(parameters=tuple(rows)) if repeated else trace
+
+
+def stages_of_units(
+    trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]
+) -> list[list[int]]:
+    """Return the stage of each unit of `rank_traces`, by rank; the arguments are the same."""
+    held = _held(stages)
+    return [
+        [
+            held[rank][stage]
+            for stage, _ in _units(trace, _parameters(stages[stage][1] for stage in held[rank]))
+        ]
+        for rank in sorted(held)
+    ]
+
+
+def _held(stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> dict[int, list[int]]:
+    """Return the stages of each rank."""
+    held: dict[int, list[int]] = {}
+    for stage, (rank, _) in enumerate(stages):
+        held.setdefault(rank, []).append(stage)
+    return held
+
+
+def _parameters(stages: Iterable[Sequence[PipelinePiece]]) -> list[list[int]]:
+    """Return the indices of the parameters that each stage uses."""
+    return [sorted({place for piece in pieces for place in piece.parameters}) for pieces in stages]
 
 
 def _units(trace: StepTrace, own: Sequence[Sequence[int]]) -> Mapping[tuple[int, int], int]:

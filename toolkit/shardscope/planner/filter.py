@@ -11,6 +11,7 @@ from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError
+from shardscope.planner.emulated import EmulatedDevices
 from shardscope.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import recomputes_all, uneven_chunks
@@ -62,7 +63,8 @@ def fewest_layers(setting: SearchSettings, layout: Layout) -> int:
     """
     layers = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
     counts = range(layout.recompute_layers + 1, layers)
-    if setting.cluster.groups or not counts or recomputes_all(layout):
+    is_emulated = isinstance(setting.cluster, EmulatedDevices)  # jobs recompute all layers or none
+    if setting.cluster.groups or is_emulated or not counts or recomputes_all(layout):
         return 0
     table = Layouts.of(layout.replace(recompute="full", recompute_layers=count) for count in counts)
     fits = np.flatnonzero(lacking_bytes(setting, memory_parts(setting, table)) <= 0)
@@ -85,7 +87,10 @@ def problem_with(setting: SearchSettings, layout: Layout) -> str:
             f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages do not divide the "
             f"{layers} layers of {setting.model.name}, but the planner times only schedules with equal stages"
         )
-    fit = fit_of(setting, layout)
+    try:
+        fit = fit_of(setting, layout)
+    except SpecError as error:  # no job of an emulated cluster has this layout
+        return str(error)
     if fit.lacking_bytes > 0:
         count = fewest_layers(setting, layout)
         cure = (

@@ -13,6 +13,7 @@ from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import SharedSettings
+from shardscope.planner.emulated import EmulatedDevices
 from shardscope.planner.filter import fit_of
 from shardscope.planner.plans import Plans
 from shardscope.planner.pools import Pool, layout_at, searched
@@ -23,7 +24,7 @@ from shardscope.planner.setting import capacity
 from shardscope.planner.shipped import SoftwareLimits, shipped_space, suggested_spaces
 from shardscope.planner.space import SearchAxes
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.job_parts import full_name
+from shardscope.spec.job_parts import Batch, full_name
 from shardscope.spec.layout import Layout, Precision, short
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
@@ -34,20 +35,22 @@ from shardscope.spec.units import gib_text
 TOKENS_A_STEP = 1 << 22
 """Maximum number of tokens in the default global batch, similar to the largest published runs."""
 MOST_GROWTH = 64
+_OF_JOBS: Mapping[str, Any] = {"offload": ("none",), "recompute_layers": (0,)}
+"""Values of axes on which jobs have no choice; tried on emulated clusters unless the caller names the axis."""
 ANY = "any"
 """Value of `software` that also searches layouts that no framework supports."""
 
 
 def plan(
     model: Model | str,
-    cluster: Cluster | str,
+    cluster: Cluster | EmulatedCluster | str,
     objective: Objective = "time",
     *,
     global_batch: int | None = None,
     top: int | None = 20,
     fix: Mapping[str, Any] | None = None,
     space: SearchAxes | None = None,
-    precision: str | Sequence[str] = "bf16-mixed",
+    precision: str | Sequence[str] | None = None,
     optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
     flash_attention: bool | Sequence[bool] = True,
     calibration: AnyCalibration | None = None,
@@ -61,24 +64,36 @@ def plan(
     Offloading to the host is tried only if `fix` or `space` includes it or nothing fits without it, because devices of
     a node share the host links and no calibration has measured the time of offloading.
 
+    On an emulated cluster, plans are jobs: time and memory of a plan are the prediction of its job by `predict`, and
+    ``plans.rehearsal(rank).job`` is this job, whose stages have equal numbers of layers. A formula orders all layouts,
+    corrected by the prediction of one job for each combination of degrees, and jobs are predicted in this order until
+    100 of them fit, or `top` if that is more; all are predicted if `top` is None, or if there are no more. Layouts that
+    no job can train are left out.
+
     Args:
-        model: A `Transformer`, the name of a preset, or a transformer described by `Model.from_module`.
-        cluster: A `Cluster`, or the name of a cluster in the catalogue.
+        model: A `Transformer`, the name of a preset, or a transformer described by `Model.from_module`; for an emulated
+            cluster, the name of a transformer that jobs train, such as ``"gpt-nano"``.
+        cluster: A `Cluster`, the name of a cluster in the catalogue, or an emulated cluster
+            (`ss.Cluster.emulated`).
         objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
             several, such as ``{"time": 2, "headroom": 1}``.
-        global_batch: Sequences in one optimizer step; None uses the largest power of two with at most 2**22 tokens.
+        global_batch: Sequences in one optimizer step; None uses the largest power of two with at most 2**22 tokens, and
+            on an emulated cluster the default of jobs.
         top: Number of rows in the table; None keeps every layout that fits.
         fix: Axes to restrict to one or more values, such as ``{"tensor": 8, "zero": [1, 2]}``.
         space: Values to try on each axis; None for the default space.
-        precision: A value of `Layout.precision` or an alias, or several.
+        precision: A value of `Layout.precision` or an alias, or several. None for ``bf16-mixed``, and on an emulated
+            cluster, whose ranks are CPU processes, ``fp32``.
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
-        calibration: Measured constants of the cluster; None to use the constants of its device and the software.
+        calibration: Measured constants of the cluster; None to use the constants of its device and the software. For an
+            emulated cluster, a `HostCalibration`, or None, as in `predict`.
         software: Name of the framework that runs all layouts; None for the software of the calibration, or else for
             the software that each layout suggests, as in `predict`: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3,
             Megatron-Core otherwise. Only what it ships is searched (schedules, ZeRO stages, context parallelism,
             offloading; see `calibration.software`), except on axes that `fix` or `space` names, and `Plans.caveat` says
             what other layouts would save; ``"any"`` searches those, too. `PlanRow.software` names the software.
+            Not for an emulated cluster, where jobs run on plain PyTorch.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -88,31 +103,36 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
-    if isinstance(cluster, EmulatedCluster):
-        raise SpecError(
-            f"cluster={cluster.name!r} is emulated, and plans are for kinds of devices; plan for ss.Cluster.of(...) or "
-            "ss.Cluster.mixed(...), and run the plan on an emulated cluster with plans.rehearsal()"
-        )
-    require(cluster, Cluster, by="plan", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    is_emulated = isinstance(cluster, EmulatedCluster)
+    if not is_emulated:
+        require(cluster, Cluster, by="plan", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if space is not None:
         require(space, SearchAxes, by="space", write="fix={'tensor': 8}, or space=SearchAxes(...)")
     if fix is not None:
         require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
     every = (space or SearchAxes()).fixed(fix or {})
     given = {*(fix or {}), *(space.model_fields_set if space is not None else ())}
-    asked = Asked(known_model(model), cluster, calibration, None if software == ANY else software)
-    recipes = _recipes(precision, optimizer, flash_attention)
-    _check_numbers(every, cluster)
+    usual = "fp32" if is_emulated else "bf16-mixed"
+    recipes = _recipes(usual if precision is None else precision, optimizer, flash_attention)
+    asked = _asked(known_model(model), cluster, calibration, software, recipes)
+    if is_emulated:
+        every, software = every.replace(**{name: _OF_JOBS[name] for name in _OF_JOBS.keys() - given}), ANY
+    _check_numbers(every, asked.cluster)
     asked.setting(Layout())  # raises before the search, as does the next line
-    objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
+    objective_weights(objective, has_price=asked.cluster.price_per_device_hour is not None)
     if top is not None and not _is_count(top):
         raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
-    batch = _known_batch(asked.model, global_batch)
+    batch = _known_batch(asked, global_batch)
 
     def limited(name: str) -> SearchAxes:
         optimizers = [each.optimizer.name for each in recipes]
         return shipped_space(
-            every, name, model=asked.model, optimizers=optimizers, devices=cluster.num_devices, given=given
+            every,
+            name,
+            model=asked.model,
+            optimizers=optimizers,
+            devices=asked.cluster.num_devices,
+            given=given,
         )
 
     named = software or getattr(calibration, "software", None)
@@ -136,6 +156,21 @@ def plan(
         asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits,
         needs_offload=needs_offload and fits,
     )  # fmt: skip
+
+
+def _asked(
+    model: Transformer,
+    cluster: Cluster | EmulatedCluster,
+    calibration: AnyCalibration | None,
+    software: str | None,
+    recipes: Sequence[SharedSettings],
+) -> Asked:
+    """Return the arguments that determine time and memory; an emulated cluster is replaced by its devices."""
+    if isinstance(cluster, Cluster):
+        return Asked(model, cluster, calibration, None if software == ANY else software)
+    from shardscope.planner.jobs import as_devices  # needs psutil, which web pages lack
+
+    return Asked(model, *as_devices(model, cluster, calibration, recipes, software=software))
 
 
 def _by_software(
@@ -185,9 +220,10 @@ def default_batch(model: Transformer) -> int:
     return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
 
 
-def _known_batch(model: Transformer, batch: int | None) -> int:
+def _known_batch(asked: Asked, batch: int | None) -> int:
     if batch is None:
-        return default_batch(model)
+        is_emulated = isinstance(asked.cluster, EmulatedDevices)
+        return Batch().global_batch if is_emulated else default_batch(asked.model)
     if not _is_count(batch) or batch > LARGEST_COUNT:
         raise SpecError(
             f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 to "
@@ -287,6 +323,8 @@ def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
 
 def _more_nodes(asked: Asked, batch: int, spaces: Sequence[SearchAxes], recipe: SharedSettings) -> str:
     """Return advice: the number of nodes on which a layout fits, found by searching larger clusters."""
+    if isinstance(asked.cluster, EmulatedDevices):
+        return "give the cluster more memory, or try a smaller micro_batch, zero=3 or recompute='full'"
     factor = 2
     while factor <= MOST_GROWTH and not asked.cluster.groups:
         more = asked.cluster.replace(nodes=asked.cluster.nodes * factor)

@@ -18,6 +18,7 @@ from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted
 from shardscope.planner import explain as explaining
 from shardscope.planner.asked import Asked
+from shardscope.planner.emulated import EmulatedDevices
 from shardscope.planner.filter import problem_with
 from shardscope.planner.pools import Pool, layout_at
 from shardscope.planner.rank import Floats, Objective, objective_weights, ranking, rounded, scores
@@ -169,13 +170,17 @@ class Plans:
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
         (pool, _), layout = self._place(kept), self.layout(kept)
         return PlanRow(
-            rank, layout, time, tokens / time, self._mfu(pool.setting, layout.precision, time), memory,
+            rank, layout, time, tokens / time, self._mfu(pool.setting, layout, time), memory,
             capacity(pool.setting) - memory, self._dollars(time), pool.setting.calibration.software,
         )  # fmt: skip
 
-    def _mfu(self, setting: SearchSettings, precision: str, step_time_s: float) -> float:
+    def _mfu(self, setting: SearchSettings, layout: Layout, step_time_s: float) -> float:
         model, cluster, calibration = setting
-        machine = Machine.of(cluster, calibration, precision)
+        if isinstance(cluster, EmulatedDevices):
+            from shardscope.planner.jobs import figures_of  # needs psutil, which web pages lack
+
+            return figures_of(setting, layout).mfu
+        machine = Machine.of(cluster, calibration, layout.precision)
         flops = float(model_flops(model, self.global_batch))
         return machine.utilization(flops, cluster.num_devices, step_time_s)
 
@@ -295,7 +300,10 @@ class Plans:
         """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
 
         The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
-        proportions. Devices of different types keep their relative speeds and the plan's division of the layers.
+        proportions. Devices of different types keep their relative speeds and the plan's division of the layers. A step
+        has at most 16 micro-batches, or two for each stage; with fewer stages than planned, it has fewer, for the same
+        bubble. A plan for an emulated cluster is a job already, which is returned with its cluster, whatever `step_s`
+        is.
 
         Args:
             rank: Position in the ranking, from 1.
@@ -393,6 +401,9 @@ class Plans:
     def caveat(self) -> str:
         """The calibration on which the step times are based, and its limitations."""
         known = self.setting.calibration
+        if isinstance(self.setting.cluster, EmulatedDevices):
+            timed = f"{len(self.order):,} of {self.valid:,} layouts"
+            return f"{known.name}; {timed} were timed and fit, in the order of the planner's formula"
         others = [name for name in self.software if name != known.software]
         told = [known.note] * bool(known.note) + [f"other layouts are for {', '.join(others)}"] * bool(others)
         told += self._unshipped()

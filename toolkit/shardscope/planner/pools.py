@@ -11,6 +11,7 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import Candidates, SharedSettings, candidates
+from shardscope.planner.emulated import EmulatedDevices
 from shardscope.planner.search import Found, RankedRows, search
 from shardscope.planner.setting import SearchSettings
 from shardscope.planner.space import SearchAxes
@@ -40,9 +41,19 @@ def searched(
             asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe, stages=stages
         )
         for setting, part in asked.parts(here):
-            found.append(search(setting, part, keep=top))
-            pools.append(Pool(setting, part, found[-1].rows))
+            kept, best = _best(setting, part, top)
+            found.append(best)
+            pools.append(Pool(setting, kept, best.rows))
     return pools, found
+
+
+def _best(setting: SearchSettings, part: Candidates, top: int | None) -> tuple[Candidates, Found]:
+    """Return the candidates, and what a search keeps of them."""
+    if not isinstance(setting.cluster, EmulatedDevices):
+        return part, search(setting, part, keep=top)
+    from shardscope.planner.jobs import search_jobs  # needs psutil, which web pages lack
+
+    return search_jobs(setting, part, keep=top)
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:

@@ -32,6 +32,8 @@ from shardscope.analytic.terms import Term
 from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
+from shardscope.planner.emulated import EmulatedDevices
+from shardscope.planner.jobs import devices_of, job_of, step_parts
 from shardscope.planner.proportions import proportion_notes
 from shardscope.planner.rehearsed_job import Small, kept_job, small_models
 from shardscope.planner.setting import SearchSettings
@@ -94,6 +96,8 @@ def rehearsal_of(
     """Return the rehearsal of a layout; see `Plans.rehearsal` for the arguments and errors."""
     if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
         raise SpecError(f"step_s={quoted(step_s)} is not a step time; give a number of seconds above 0")
+    if isinstance(setting.cluster, EmulatedDevices):
+        return _as_planned(setting, layout, model=model, steps=steps, world_size=world_size)
     _check(layout, setting.cluster)
     table = Layouts.of([layout])
     planned = step_time(setting.model, table, setting.cluster, setting.calibration)
@@ -106,10 +110,12 @@ def rehearsal_of(
     )
     job, small, left_out = kept.job, kept.small.config, kept.notes
     if job.world_size != layout.num_devices and setting.cluster.groups:
-        raise SpecError(
-            f"world_size={world_size} is not the {layout.num_devices} devices of the plan, and on unlike devices each "
-            f"rank stands for one of them; leave world_size out{''.join(f' ({each})' for each in left_out)}"
-        )
+        why = f"on unlike devices each rank stands for one of the plan's {layout.num_devices} devices"
+        if world_size is None:
+            raise SpecError(
+                f"{why}, but its axes cannot all be kept: {'; '.join(left_out)}; rehearse a plan without that axis"
+            )
+        raise SpecError(f"world_size={world_size} is not possible: {why}; leave world_size out")
     planned_s = float(planned.total[0])
     staged, found = _slowed(
         lambda slow: _staged(setting, layout, job, small, planned=planned, slow=slow),
@@ -133,6 +139,28 @@ def _axes_s(layout: Layout, planned: StepParts) -> Iterator[tuple[str, float]]:
         "context": planned.context_comm, "expert": planned.expert_comm,
     }  # fmt: skip
     yield from ((axis, float(wait[0])) for axis, wait in waits.items() if getattr(layout, axis) > 1)
+
+
+def _as_planned(
+    setting: SearchSettings, layout: Layout, *, model: str | None, steps: int, world_size: int | None
+) -> Rehearsal:
+    """Return the job of a plan for an emulated cluster.
+
+    Raises:
+        SpecError: The caller asks for another model or another number of ranks.
+    """
+    given = {"model": (model, setting.model.name), "world_size": (world_size, layout.num_devices)}
+    for name, (asked, planned) in given.items():
+        if asked not in (None, planned):
+            raise SpecError(
+                f"{name}={quoted(asked)} is not the {planned!r} of a plan for an emulated cluster, which is rehearsed "
+                f"as it is; leave {name} out"
+            )
+    job = job_of(setting.model, layout).replace(steps=steps)
+    planned = step_parts(setting, Layouts.of([layout]))
+    step_time_s = float(planned.total[0])
+    axes_s = dict(_axes_s(layout, planned))
+    return Rehearsal(job, devices_of(setting).launched_on, step_time_s, step_time_s, planned_axes_s=axes_s)
 
 
 def _slowed(

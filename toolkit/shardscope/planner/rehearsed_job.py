@@ -198,7 +198,7 @@ def smaller(layout: Layout, world_size: int) -> Layout:
         degrees[axis] = max(2, *divisors(degrees[axis], largest=degrees[axis] // 2))
     expert, ranks = layout.expert, degrees["data"] * degrees["context"]
     while expert > 2 and degrees["data"] % expert:
-        expert = max(divisors(expert, largest=expert // 2))
+        expert = max(2, *divisors(expert, largest=expert // 2))
     is_same = ranks == layout.data * layout.context
     return layout.replace(**degrees, expert=expert, shard=layout.shard if is_same else 0)
 
@@ -208,12 +208,10 @@ def _is_prime(number: int) -> bool:
 
 
 def _split(small: Small, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage of the small model, with embedding and head, divided as in the plan.
+    """Return the layers of each stage of the small model, divided as in the plan.
 
     The number of layers that fit in a device's memory is scaled in proportion to the number of layers of the model.
     """
-    if stages == 1:
-        return ()
     if small.config.layers < stages:
         raise SpecError(
             f"a model of {small.config.layers} layers is too small for the plan's {stages} stages; give "
@@ -226,17 +224,27 @@ def _split(small: Small, stages: int) -> tuple[int, ...]:
         found = cut(model, table, cluster, calibration, of_layers=small.config.layers)
         if found.stages.any():
             blocks = stage_layers(found, 0, small.config.layers)
-    return (1 + blocks[0], *blocks[1:-1], blocks[-1] + 1)
+    return blocks
 
 
 def _stages(small: Small, layout: Layout) -> dict[str, Strategy]:
     """Return the job's strategy if its stages are cut as in the plan; nothing if the layout determines the strategy."""
     if layout.pipeline == 1 or layout.virtual_stages > 1:
         return {}
-    split = _split(small, layout.pipeline)
-    stages = Strategy("pipeline", schedule=layout.schedule, split=split)
+    return {"strategy": staged(layout, _split(small, layout.pipeline))}
+
+
+def staged(layout: Layout, blocks: Sequence[int]) -> Strategy:
+    """Return the strategy of a layout with a pipeline, whose first stage has the embedding and the last one the head.
+
+    Args:
+        layout: The layout.
+        blocks: Number of the model's layers in each stage.
+    """
+    split = (1 + blocks[0], *blocks[1:-1], blocks[-1] + 1)
+    stages = Strategy("pipeline", schedule=layout.schedule, virtual_stages=layout.virtual_stages, split=split)
     is_alone = layout.num_devices == layout.pipeline
-    return {"strategy": stages if is_alone else Strategy("mesh", stages=stages)}
+    return stages if is_alone else Strategy("mesh", stages=stages)
 
 
 def small_models(planned: Transformer, model: str | None) -> dict[str, GPTConfig]:

@@ -39,6 +39,7 @@ REASONS: dict[str, str] = {
     "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
     "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
     "recompute-layers": "it recomputes as many layers as another layout; only one is kept",
+    "no job": "on an emulated cluster, no job has these settings together; `ss.Job(layout=...)` says why",
     "does not fit": "it needs more memory than the device, or the host and its drives, have",
     "beaten": "at least `top` other layouts are faster and leave more memory free",
 }

@@ -11,6 +11,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.calibration.calibration import Calibration
+from shardscope.planner.emulated import EmulatedDevices
 from shardscope.prediction.step import StepParts, step_time
 from shardscope.prediction.step.machine import memory_with, room_on
 from shardscope.spec.cluster import Cluster
@@ -28,8 +29,15 @@ class SearchSettings(NamedTuple):
 
 
 def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
-    """Return the step time by part, in seconds; `drive_share` is `MemoryParts.drive_share`, None to compute it."""
+    """Return the step time by part, in seconds; `drive_share` is `MemoryParts.drive_share`, None to compute it.
+
+    On an emulated cluster, this is the prediction of each layout's job.
+    """
     model, cluster, calibration = setting
+    if isinstance(cluster, EmulatedDevices):
+        from shardscope.planner.jobs import step_parts  # needs psutil, which web pages lack
+
+        return step_parts(setting, layouts)
     return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
 
 
@@ -41,6 +49,10 @@ def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
 
 def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
     """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
+    if isinstance(setting.cluster, EmulatedDevices):
+        from shardscope.planner.jobs import memory_of  # needs psutil, which web pages lack
+
+        return memory_of(setting, layouts)
     return memory_with(setting.model, layouts, setting.cluster, setting.calibration.software)
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.errors import SpecError, quoted
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.methods.strategies.mesh.expert_axis import layers_of
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 
@@ -21,8 +23,8 @@ def takes_loads(job: Job) -> bool:
 
 def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -> JobStep:
     """Return a step with loads of experts; see `JobPrediction.with_expert_loads`."""
-    degree = getattr(step.job.strategy, "expert", 1)
-    if degree == 1:
+    mesh = step.job.strategy
+    if not isinstance(mesh, Mesh) or mesh.expert == 1:
         raise SpecError(
             "expert_loads has no effect on a job without an expert axis, whose ranks all hold all experts; omit it, or "
             "give for example layout=ss.Layout(data=4, expert=4, ...)"
@@ -32,9 +34,16 @@ def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -
             "expert_loads is not available for a job with a pipeline, whose stages have the layers with experts; omit "
             "it, or give a layout with pipeline=1"
         )
-    divided = [row.shape for row in step.trace.parameters if row.is_expert and len(row.shape) == 3]
-    experts, layers = divided[0][0] * degree, len(divided) // 2  # two matrices in each layer
-    rows = [tuple(float(each) for each in row) for row in loads]
+    found_layers = layers_of(mesh, step)
+    assert found_layers is not None  # without stages, all layers are in one trace
+    experts, layers = found_layers.experts, found_layers.num_layers
+    try:
+        rows = [tuple(float(each) for each in row) for row in loads]
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"expert_loads={quoted(loads)} is not a list of rows of numbers; give a number for each expert, in one row "
+            "or one for each layer"
+        ) from None
     rows = rows * layers if len(rows) == 1 else rows
     if len(rows) != layers or any(len(row) != experts for row in rows):
         raise SpecError(

@@ -19,6 +19,7 @@ from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathere
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
 from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
+from shardscope.analytic.stage_trace import with_repeated
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
@@ -201,8 +202,8 @@ def _gathered(step: JobStep) -> list[float]:
     elif step.trace.pieces:
         stages = cast("Pipeline", along.job.strategy).stages(along)
         found = gathered_in_stages(
-            step.trace, stages, stage=stage, ranks=cut.ranks, element_bytes=cut.element_bytes,
-            expert_ranks=cut.expert_ranks,
+            with_repeated(step.trace, stages), stages, stage=stage, ranks=cut.ranks,
+            element_bytes=cut.element_bytes, expert_ranks=cut.expert_ranks,
         )  # fmt: skip
     else:
         found = [0.0]

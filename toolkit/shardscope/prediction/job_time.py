@@ -267,6 +267,17 @@ def _overlapping(
 
 def _on_copies(flow: Flow, traffic: Traffic, rates: RankRates, plan: StepPlan, rank: int) -> dict[str, float]:
     """Return the seconds of each collective of a plan if only the copies of one pipeline rank communicate."""
+    mine, found = traffic_of_copies(flow, traffic, rates, plan, rank)
+    return {part.name: part.value for part in _parts(mine, rates, found)}
+
+
+def traffic_of_copies(
+    flow: Flow, traffic: Traffic, rates: RankRates, plan: StepPlan, rank: int
+) -> tuple[Traffic, StepLoads | None]:
+    """Return what the copies of one pipeline rank send in a plan, and its load on the links, as `loads_of` does.
+
+    Different ranks of a pipeline run different passes, so only copies communicate at the same time.
+    """
     own = np.zeros(flow.copies * len(flow.table.ranks), dtype=np.int64)
     own[flow.ranks(rank)] = 1
     names = {each.collective for each in plan.exchanges}
@@ -275,7 +286,7 @@ def _on_copies(flow: Flow, traffic: Traffic, rates: RankRates, plan: StepPlan, r
     found = _loads(
         mine, rates, len(own), lambda network: StepLoads.of_plan(StepPlan(exchanges), mine, network)
     )
-    return {part.name: part.value for part in _parts(mine, rates, found)}
+    return mine, found
 
 
 def _among(exchange: Exchange, own: Ints) -> Exchange:

@@ -39,7 +39,7 @@ class ObservedPrediction(Shown):
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        """Bytes that each rank sends in one step, by collective; None under FSDP1.
+        """Bytes that each rank sends in one step, by collective; None under FSDP1, and on a mesh of several axes.
 
         DDP does not broadcast its buffers before a forward pass that follows an evaluation, so for the broadcast only
         bounds are known.
@@ -89,11 +89,12 @@ class ObservedPrediction(Shown):
     def states(self) -> RankStates | None:
         """Bytes of parameters, gradients and optimizer state on each rank.
 
-        None under FSDP1, for optimizers other than torch's AdamW and SGD, and for models that mix dtypes or have
-        parameters outside FSDP2's units. Not exact if the optimizer also updates parameters outside the model.
+        None under FSDP1, on a mesh of several axes, for optimizers other than torch's AdamW and SGD, and for models
+        that mix dtypes or have parameters outside FSDP2's units. Not exact if the optimizer also updates parameters
+        outside the model.
         """
         job = self.job
-        is_known = job.wrapper != "FSDP1" and job.optimizer.is_here and job.weight_bytes
+        is_known = job.wrapper not in ("FSDP1", "mesh") and job.optimizer.is_here and job.weight_bytes
         if not is_known or any(row.unit >= max(1, len(job.units)) for row in job.parameters):
             return None
         states = self._spread(job.parameters)

@@ -1,10 +1,11 @@
 """Trace of one training step of a job's model, recorded by torch from shapes only, as input to predictions.
 
-    python -m shardscope.prediction.traced        reads a job as JSON from standard input and prints its trace
+    python -m shardscope.prediction.traced        reads jobs as JSON, one a line, and prints the trace of each
 
 A notebook's kernel and a study's driver do not need torch (200 MB, seconds to import), so a job without user code is
 traced in a separate process. If torch is already loaded, or the job has user functions, it is traced in this
-process, which takes a tenth of the time.
+process, which takes a tenth of the time. Several jobs can share the other process, which loads torch once; see
+`tracing_together`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from threading import Timer
+from time import monotonic
 from typing import Any
 
 from shardscope._version import __version__
@@ -34,7 +39,7 @@ Elsewhere = Callable[[str], str]
 _NUM_SAMPLES = 2
 """Number of samples to trace if memory is proportional to the number of samples."""
 _WITHIN_S = 120.0
-_MOST_KNOWN = 64
+_MOST_KNOWN = 192
 _KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
@@ -176,23 +181,82 @@ def _traced_here(asked: Job, *, builds: bool = True) -> Traced:
     return trace(asked, builds=builds)
 
 
-def _traced_elsewhere(asked: str) -> str:
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-P", "-m", "shardscope.prediction.traced"]
+@contextmanager
+def tracing_together() -> Iterator[None]:
+    """Context manager in which jobs that are traced in another process are all traced in the same one."""
+    shared = _Tracer()
+    token = _shared.set(shared)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WITHIN_S, check=True, input=asked,
+        yield
+    finally:
+        _shared.reset(token)
+        shared.close()
+
+
+class _Tracer:
+    """Another process, which loads torch and traces jobs until it is closed; started with the first job."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[str] | None = None
+
+    def __call__(self, asked: str) -> str:
+        child = self._child = self._child or self._started()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        began, late = monotonic(), Timer(_WITHIN_S, child.kill)
+        late.start()
+        try:
+            child.stdin.write(asked.replace("\n", " ") + "\n")
+            child.stdin.flush()
+            found = child.stdout.readline()
+        except BrokenPipeError:  # it ended with an error
+            found = ""
+        finally:
+            late.cancel()
+        if found:
+            return found
+        _, told = child.communicate()
+        self._child = None
+        if monotonic() - began >= _WITHIN_S:
+            raise StudyError(_failed(asked, f"it took more than {_WITHIN_S:.0f} s"))
+        raise _error_of(asked, told, child.returncode)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child is not None:
+            self._child.communicate()
+            self._child = None
+
+    @staticmethod
+    def _started() -> subprocess.Popen[str]:
+        path = os.pathsep.join(
+            [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        command = [sys.executable, "-P", "-m", "shardscope.prediction.traced"]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise StudyError(_failed(asked, f"it took more than {_WITHIN_S:.0f} s")) from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
-        for kind in (SpecError, DataError):  # the user's own mistake, not one of the process
-            if lines[-1].startswith(said := f"{kind.__module__}.{kind.__name__}: "):
-                raise kind(lines[-1].removeprefix(said)) from None
-        raise StudyError(_failed(asked, lines[-1])) from None
-    return done.stdout
+
+
+_shared: ContextVar[_Tracer | None] = ContextVar("shared_tracer", default=None)
+
+
+def _traced_elsewhere(asked: str) -> str:
+    shared = _shared.get()
+    if shared is not None:
+        return shared(asked)
+    with tracing_together():
+        return _traced_elsewhere(asked)
+
+
+def _error_of(asked: str, told: str, status: int) -> SpecError | DataError | StudyError:
+    """Return the error with which the tracing process ended, given its standard error."""
+    lines = told.strip().splitlines() or [f"status {status}"]
+    for kind in (SpecError, DataError):  # the user's own mistake, not one of the process
+        if lines[-1].startswith(said := f"{kind.__module__}.{kind.__name__}: "):
+            return kind(lines[-1].removeprefix(said))
+    return StudyError(_failed(asked, lines[-1]))
 
 
 def _failed(asked: str, reason: str) -> str:
@@ -205,4 +269,5 @@ def _failed(asked: str, reason: str) -> str:
 if __name__ == "__main__":
     from shardscope.prediction._torch_trace import trace
 
-    print(trace(Job.from_json(sys.stdin.read())).to_json())
+    for line in sys.stdin:
+        print(trace(Job.from_json(line)).model_dump_json(), flush=True)

@@ -221,4 +221,4 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
         remedy = "reduce its share in batch.shares"
     elif found.phase == "data":
         remedy = "look at its data source"
-    return f"rank {found.rank} is {is_slower}{more}; {waits}; {remedy}"
+    return f"rank {found.rank}{f' ({role})' if role else ''} is {is_slower}{more}; {waits}; {remedy}"

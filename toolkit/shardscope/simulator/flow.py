@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
 from shardscope.analytic.memory.in_flight import saved_in_flight
 from shardscope.analytic.schedules import DURATIONS, Timed, Timeline
+from shardscope.analytic.schedules.stage_passes import PHASE_OF
 from shardscope.runlog.step_events import MESSAGE, StepEvent
 from shardscope.simulator.parts import Cargo, StepTimes, busiest_bytes, timed
 
@@ -109,12 +110,11 @@ class Piped:
 
     def _in_passes(self) -> Iterator[StepEvent]:
         """Yield the collectives for which passes wait, each at its place in the pass."""
-        places = {}
-        for row in self.timeline.rows:
-            for each in row:
-                if each.op.op in "FBI":
-                    phase = "forward" if each.op.op == "F" else "backward"
-                    places[phase, each.op.stage, each.op.microbatch] = each
+        places: dict[tuple[str, int, int], Timed] = {
+            (PHASE_OF[each.op.op], each.op.stage, each.op.microbatch): each
+            for row in self.timeline.rows
+            for each in row
+        }
         for exchange in self.plan.exchanges:
             phase, part, micro_batch, stage = exchange.when
             if stage is not None:

@@ -6,7 +6,6 @@ from its `plan`; without a plan, or with too many messages, each rank's bytes in
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +15,11 @@ import numpy as np
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.job_time import loads_of
+from shardscope.prediction.job_time import loads_of, traffic_of_copies
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import StepLoads, step_plan
 from shardscope.prediction.step.machine import Machine
-from shardscope.simulator.graph import Graph
+from shardscope.simulator.graph import Graph, Ints
 from shardscope.simulator.parts import StepTimes
 from shardscope.simulator.passes import Passes
 from shardscope.simulator.rounds import MessagePath, Order, add_rounds, one_by_one_wires
@@ -57,7 +56,7 @@ class JobStepGraph:
         self.times, self.ranks = StepTimes.of(found.time), job.world_size
         self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
         self.rates = found.rates
-        self._times: dict[str, float] = {}
+        self._times: dict[tuple[str, int], float] = {}
         network = self.rates.network
         self._loads = None if network is None else StepLoads.of(found.step, found.traffic, network)
         self._add_links()
@@ -73,8 +72,9 @@ class JobStepGraph:
         if plan is None:
             self.merged.append("All messages of a rank in a collective are one message.")
             plan = _without_rounds(found)
+        self.plan = plan
         self.slices = message_slices(plan, found.traffic)
-        self.calls = Counter(each.collective for each in plan.exchanges)
+        self.calls = _calls(plan, self.ranks)
         now = self._piped(plan, plan.flow) if plan.flow else self._passes(plan)
         for rank in range(self.ranks):
             self.compute(rank, "fixed cost", self.times.rest, [now[rank]])
@@ -107,7 +107,7 @@ class JobStepGraph:
     def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> MessagePath:
         """Return the path of a message of a collective between two ranks."""
         cluster = self.prediction.cluster
-        fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective))
+        fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective, source))
         if self.rates.network is not None:
             ways = self.rates.network.ways(np.array([source]), np.array([target]))[0]
             return MessagePath(fixed[0], tuple(ways[ways >= 0].tolist()), fixed[1])
@@ -117,13 +117,22 @@ class JobStepGraph:
             return MessagePath(fixed[0], (self.out[source] if is_narrow else out, into), fixed[1])
         return MessagePath(fixed[0], (self.out[source], self.into[target]), fixed[1])
 
-    def message_s(self, collective: str) -> float:
-        """Return the seconds of a message of a collective, not counting its latency and the transfer of its bytes."""
-        if collective not in self._times:
-            sent = (self.prediction.traffic or {})[collective]
-            carried_s = None if self._loads is None else self._loads.carried_s(collective, sent)
-            self._times[collective] = self.rates.per_message_s(sent, carried_s)
-        return self._times[collective]
+    def message_s(self, collective: str, rank: int) -> float:
+        """Return the seconds of a message that a rank sends in a collective, not counting its latency and the transfer
+        of its bytes.
+        """
+        flow, place = self.plan.flow, -1
+        if flow is not None and flow.copies > 1 and collective != flow.sends:
+            place = rank // flow.copies
+        if (collective, place) not in self._times:
+            traffic, loads = self.prediction.traffic or {}, self._loads
+            if flow is not None and place >= 0:
+                calls = tuple(each for each in self.plan.exchanges if each.collective == collective)
+                traffic, loads = traffic_of_copies(flow, traffic, self.rates, StepPlan(calls), place)
+            sent = traffic[collective]
+            carried_s = None if loads is None else loads.carried_s(collective, sent)
+            self._times[collective, place] = self.rates.per_message_s(sent, carried_s)
+        return self._times[collective, place]
 
     def _way_out(self, each: Exchange, rank: int) -> tuple[int, ...]:
         """Return the links for messages with unknown receivers; if links are unequal, those to the assumed receiver."""
@@ -215,7 +224,7 @@ class JobStepGraph:
                 slices=each.slices or self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
                 order=self._order, in_line=each.slices is not None,
             )  # fmt: skip
-        one = self.rates.latency_s + self.message_s(each.collective)
+        one = self.rates.latency_s + self.message_s(each.collective, int(np.argmax(each.whole)))
         fixed, now = one * self.messages(each.collective), list(entry)
         for group in each.groups(self.ranks):
             meeting = self.graph.add(group[0], after=[entry[rank] for rank in group])
@@ -233,7 +242,8 @@ class JobStepGraph:
 
     def messages(self, collective: str) -> float:
         """Return the number of messages of the busiest rank in one call of a collective without listed messages."""
-        return float(np.max((self.prediction.traffic or {})[collective].counted)) / self.calls[collective]
+        counted = (self.prediction.traffic or {})[collective].counted
+        return float(np.max(counted / np.maximum(1, self.calls[collective])))
 
     # Pipelines
 
@@ -250,6 +260,17 @@ class JobStepGraph:
         for each in late:
             now = self.exchange(each, now)
         return now
+
+
+def _calls(plan: StepPlan, ranks: int) -> dict[str, Ints]:
+    """Return how often each rank takes part in each collective without listed messages."""
+    found: dict[str, Ints] = {}
+    for each in plan.exchanges:
+        if each.whole is not None:
+            calls = found.setdefault(each.collective, np.zeros(ranks, np.int64))
+            for group in each.groups(ranks):
+                calls[group] += 1
+    return found
 
 
 def _without_rounds(found: JobPrediction) -> StepPlan:

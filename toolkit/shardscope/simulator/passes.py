@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
 from shardscope.analytic.schedules import ScheduledOp
+from shardscope.analytic.schedules.stage_passes import PHASE_OF
 from shardscope.analytic.schedules.transfers import add_schedule, micro_batch_label
 from shardscope.prediction.pipeline_time import pass_seconds
 
 if TYPE_CHECKING:
     from shardscope.simulator.of_job import JobStepGraph
-
-_PHASES = {"F": "forward", "B": "backward", "I": "backward"}
 
 
 class Passes:
@@ -81,7 +80,7 @@ class Passes:
             ]
 
         micro_batch = self.number * self.micro_batches + op.microbatch
-        inside = self.inside.get((_PHASES.get(op.op, ""), op.stage, micro_batch), [])
+        inside = self.inside.get((PHASE_OF[op.op], op.stage, micro_batch), [])
         for each in sorted(inside, key=lambda exchange: exchange.when.part):
             entry = self.starts.copy()
             entry[ranks.start : ranks.stop] = until(max(done, each.when.part))

@@ -13,9 +13,9 @@ from shardscope.spec.job_parts import UserCode
 from shardscope.spec.model.step import ParameterRow
 from shardscope.spec.numbers import Count, CountOrZero, Degree, Total
 
-Wrapper = Literal["none", "DDP", "FSDP2", "FSDP1"]
+Wrapper = Literal["none", "DDP", "FSDP2", "FSDP1", "mesh"]
 """How torch distributes the work over the ranks: `DistributedDataParallel`, `fully_shard`,
-`FullyShardedDataParallel`."""
+`FullyShardedDataParallel`; ``mesh`` if ranks also divide the model along other axes, as with `parallelize_module`."""
 
 
 class ShardedUnit(Spec):

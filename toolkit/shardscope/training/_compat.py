@@ -80,16 +80,16 @@ def is_in_checkpoint() -> bool:
 
 
 def all_gather_single(output: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Gather the parts of all ranks into one tensor, in the order of the ranks (renamed in PyTorch 2.13)."""
+    """Gather the parts of all ranks into one contiguous tensor, in the order of the ranks (renamed in PyTorch 2.13)."""
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-    gather(output, part, group=group)
+    gather(output.view(-1), part.view(-1), group=group)  # gloo refuses an output with a dimension of ranks
 
 
 def reduce_scatter_single(part: Tensor, terms: Tensor, group: ProcessGroup) -> None:
-    """Sum the ranks' tensors, and scatter the sum over the ranks (renamed in PyTorch 2.13)."""
+    """Sum the ranks' contiguous tensors, and scatter the sum over the ranks (renamed in PyTorch 2.13)."""
     renamed = hasattr(dist, "reduce_scatter_single")
     scatter = dist.reduce_scatter_single if renamed else dist.reduce_scatter_tensor
-    scatter(part, terms, group=group)
+    scatter(part.view(-1), terms.view(-1), group=group)
 
 
 def function_modes() -> list[Any]:
@@ -151,6 +151,7 @@ class FsdpUnit(NamedTuple):
         reduced_element_bytes: Bytes per element of the gradients in the reduce-scatter.
         frees: Whether the gathered parameters are freed after the forward pass.
         num_shards: Number of ranks over which the parameters are sharded.
+        num_replicas: Number of groups of such ranks, each with all parameters (HSDP).
         exchanges: Whether the next backward pass reduces gradients over ranks.
     """
 
@@ -160,6 +161,7 @@ class FsdpUnit(NamedTuple):
     reduced_element_bytes: int
     frees: bool
     num_shards: int
+    num_replicas: int
     exchanges: bool
 
 
@@ -179,6 +181,7 @@ def _unit_of(group: Any) -> FsdpUnit:
         (group.mp_policy.reduce_dtype or gathered).itemsize,
         group.post_forward_mesh_info is not None,
         group.mesh_info.shard_mesh_size,
+        getattr(group.mesh_info, "replicate_mesh_size", 1),
         group.reduce_grads,
     )
 

@@ -15,7 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+__all__ = [
+    "OrderedSchedule",
+    "StaticStage",
+    "stage_backward_input",
+    "stage_backward_weight",
+    "without_gathers",
+]
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 """Turns off a log message with the whole schedule that PyTorch writes on any error; the error itself is still raised.

@@ -5,7 +5,8 @@ of the pass divided by the FLOP/s, regardless of the load on this machine's core
 forward pass. Otherwise, it is the CPU time of the pass, multiplied by the node's slowdown.
 
 The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the previous pass
-has ended and its own input has arrived, even if this process is still busy between the passes.
+has ended and its own input has arrived, even if this process is still busy between the passes. It takes longer by the
+time for which it waits for other ranks, as for those that hold the other parts of its layers.
 """
 
 from __future__ import annotations
@@ -141,9 +142,9 @@ class ComputePace:
                 yield
             self._free_at = clock.now()
             return
-        times.start = max(self._free_at, self.arrived_at)
+        times.start, waited = max(self._free_at, self.arrived_at), self._waited_s
         yield
-        self._free_at = times.start + wanted
+        self._free_at = times.start + wanted + self._waited_s - waited
         late = clock.now() - self._free_at
         self._sleep(-late, can_be_late=True)
         self._free_at += max(0.0, late)

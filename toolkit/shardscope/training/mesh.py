@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.runlog.axes import axis_groups
 from shardscope.training.axis_meter import AxisMeter
@@ -28,7 +28,8 @@ _opened: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[str, int], ...], 
 """The meshes of this process, by the group of all ranks and by shape."""
 
 _replica_meshes: WeakKeyDictionary[dist.ProcessGroup, dict[int, DeviceMesh]] = WeakKeyDictionary()
-"""The meshes of `replica_mesh`, by the group of the axis and by the number of groups."""
+"""The meshes of `replica_mesh`, by the group of its ranks and by the number of groups."""
+_REPLICAS = ("replica", "shard")
 
 
 class RankMesh:
@@ -68,10 +69,10 @@ class RankMesh:
 
 
 def replica_mesh(context: RankContext, num_groups: int, *, timeout_s: float) -> DeviceMesh:
-    """Return an axis's ranks as a mesh with dimensions ``replica`` and ``shard``, for HSDP; called by all ranks.
+    """Return ranks as a mesh with dimensions ``replica`` and ``shard``, for HSDP; called by all of them.
 
     Args:
-        context: This rank's context for the axis.
+        context: This rank's context, of an axis or of all ranks.
         num_groups: Number of replicas; the ranks of each are neighbours, over which it is sharded.
         timeout_s: How long a rank waits for the others, in seconds.
     """
@@ -79,13 +80,20 @@ def replica_mesh(context: RankContext, num_groups: int, *, timeout_s: float) -> 
     known = _replica_meshes.setdefault(context.group, {})
     if num_groups not in known:
         rows = torch.tensor(dist.get_process_group_ranks(context.group)).view(num_groups, -1)
-        place, within = divmod(context.rank, rows.shape[1])
-        lines = rows[:, within].tolist(), rows[place].tolist()
-        groups = [_metered(line, context, timeout_s) for line in lines]
-        known[num_groups] = DeviceMesh.from_group(
-            groups, context.device.type, mesh=rows, mesh_dim_names=("replica", "shard")
+        known[num_groups] = (
+            init_device_mesh(context.device.type, tuple(rows.shape), mesh_dim_names=_REPLICAS)
+            if context.axis is None
+            else _of_axis(rows, context, timeout_s)
         )
     return known[num_groups]
+
+
+def _of_axis(rows: torch.Tensor, context: RankContext, timeout_s: float) -> DeviceMesh:
+    """Return the ranks of an axis, a replica in each row, as a mesh."""
+    place, within = divmod(context.rank, rows.shape[1])
+    lines = rows[:, within].tolist(), rows[place].tolist()
+    groups = [_metered(line, context, timeout_s) for line in lines]
+    return DeviceMesh.from_group(groups, context.device.type, mesh=rows, mesh_dim_names=_REPLICAS)
 
 
 def _metered(line: list[int], context: RankContext, timeout_s: float) -> dist.ProcessGroup:

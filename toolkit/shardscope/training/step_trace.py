@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +39,7 @@ from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
+from shardscope.training.split_trace import delayed_bytes, grown_in_halves
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
@@ -113,7 +113,9 @@ def trace_step(
         pieces=_with_passes(
             tuple(_pieces(make(), inputs, samples, autocast)),
             {
-                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
+                mode: _piece_passes(
+                    apply_recompute(make(), mode), inputs, samples, autocast, in_halves=mode != "none"
+                )
                 for mode, step in steps.items()
                 if step.messages or mode != "none"
             },
@@ -342,7 +344,7 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
-            delayed_bytes=_delayed_bytes(taken, leaf_tensors(x)) / samples,
+            delayed_bytes=delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
@@ -356,6 +358,8 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
+    in_halves: tuple[float, float, float, float]
+    """The same in a split backward pass; see `PipelinePiece.recompute_split`."""
 
 
 def _piece_passes(
@@ -363,8 +367,11 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    in_halves: bool,
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves.
+    """Run the passes of a module layer by layer, and return what each layer sends and saves, with `in_halves` also if
+    its backward pass is split.
 
     Empty if the module cannot be split into layers.
     """
@@ -377,17 +384,26 @@ def _piece_passes(
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
-        saved = Activations(held)
+        saved, given = Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _leaf, x))
+                x = call(layer, tree_map_only(Tensor, _leaf, given))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
+        most = between = again = after = 0.0
+        if in_halves:
+            halves, taken = Activations(held), tree_map_only(Tensor, _leaf, given)
+            with recording(), halves.active(), autocast(), passing(module, inputs):
+                grown = grown_in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
+            most, between, again, after = (size / samples for size in grown)
         found.append(
-            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples)
-        )
+            _PiecePasses(
+                _per_sample(called, samples), kept / samples, (saved.peak - kept) / samples,
+                (most, between, again, after),
+            )
+        )  # fmt: skip
     return found
 
 
@@ -403,6 +419,7 @@ def _with_passes(
                 for mode, rows in passes.items()
                 if mode != "none"
             },
+            recompute_split={mode: rows[place].in_halves for mode, rows in passes.items() if mode != "none"},
         )
         for place, piece in enumerate(pieces)
     )
@@ -416,33 +433,6 @@ def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, .
         else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
         for each in called
     )
-
-
-def _delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes of gradients of the results of operations that take both an input of the layer and a weight.
-
-    PyTorch's split backward pass keeps these until it computes the gradients of weights (``stage_backward_input``).
-    """
-    feeds: dict[Any, list[Any]] = defaultdict(list)
-    waiting = [output.grad_fn for output in outputs]
-    seen = {*waiting}
-    while waiting:
-        node = waiting.pop()
-        for other, _ in node.next_functions if node is not None else ():
-            if other is not None:
-                feeds[other].append(node)
-                waiting += [other] * (other not in seen)
-                seen.add(other)
-    leaves = {id(tensor) for tensor in inputs}
-    from_inputs = [node for node in feeds if id(getattr(node, "variable", None)) in leaves]
-    reached = {*from_inputs}
-    while from_inputs:
-        later = [each for each in feeds[from_inputs.pop()] if each not in reached]
-        from_inputs += later
-        reached |= {*later}
-    weighted = {node for other, nodes in feeds.items() if other not in reached for node in nodes} & reached
-    results = [result for node in weighted for result in node._input_metadata]  # noqa: SLF001 - nothing else has sizes
-    return sum(prod(result.shape) * result.dtype.itemsize for result in results)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

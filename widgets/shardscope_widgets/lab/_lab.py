@@ -43,7 +43,8 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
     own settings, and offer to load the job.
 
     Args:
-        job: The initial job; None for the form's default job.
+        job: The initial job, whose prediction is shown, and no earlier run; None for the form's default job, with the
+            newest runs.
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         tab: The tab that is open.
 

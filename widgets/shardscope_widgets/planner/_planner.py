@@ -193,7 +193,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self.screen.table.observe(callback(self._take_row), "chosen")
         self.screen.scatter.observe(callback(self._take_point), "clicked")
         self.screen.measured.use.on_click(callback(self._take_measured))
-        self.screen.train.on_click(callback(self._press_train))
+        # Without the lock: `on_train` opens another panel of a lab, whose lock a picture of the lab takes first.
+        self.screen.train.on_click(callback(self._press_train, lock=False))
         self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:

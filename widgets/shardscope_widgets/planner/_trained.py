@@ -55,8 +55,9 @@ class TrainedPlan:
 
     def clear(self) -> None:
         """Show nothing; a run that was shown continues."""
-        self._run = self._trace = None
-        self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
+        with self._guard.lock:
+            self._run = self._trace = None
+            self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
 
     def say(self, text: str) -> None:
         """Show a sentence, and no run."""
@@ -77,17 +78,18 @@ class TrainedPlan:
         """
         from shardscope_widgets.trace import Trace
 
-        self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
-        self._planned, self._found, self._prediction = planned, found, prediction
-        self._shown: tuple[int, str] | None = None
-        self._steps: dict[int, StepEvents] = {}
-        self.said.value = words_html(rehearsal_text(planned, found, run.name), is_live=True)
-        differences = " ".join(filter(None, (where, *found.notes)))
-        told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
-        self.notes.value = told if differences else ""
-        self._draw(())
-        self._of_run.layout.display = None
-        self._beat()
+        with self._guard.lock:
+            self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
+            self._planned, self._found, self._prediction = planned, found, prediction
+            self._shown: tuple[int, str] | None = None
+            self._steps: dict[int, StepEvents] = {}
+            self.said.value = words_html(rehearsal_text(planned, found, prediction, run.name), is_live=True)
+            differences = " ".join(filter(None, (where, *found.notes)))
+            told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
+            self.notes.value = told if differences else ""
+            self._draw(())
+            self._of_run.layout.display = None
+            self._beat()
         self._clock.start()
 
     def close(self) -> None:
@@ -111,7 +113,9 @@ class TrainedPlan:
         self._shown = trace.last_step, state
         is_alive = state in {"starting", "running"}
         self.stop.disabled = not is_alive
-        self.status.value = status_html(progress_text(trace.last_step, run, self._found, state), state)
+        self.status.value = status_html(
+            progress_text(trace.last_step, run, _step_s(self._found, self._prediction), state), state
+        )
         steps = self._measured(run, trace)
         if steps:
             self._draw(steps)
@@ -136,7 +140,7 @@ class TrainedPlan:
         self.mesh.draw(rank_mesh_info(self._prediction), steps[-1] if steps else None)
 
 
-def rehearsal_text(planned: Layout, found: Rehearsal, name: str) -> str:
+def rehearsal_text(planned: Layout, found: Rehearsal, prediction: JobPrediction, name: str) -> str:
     """Return which run trains a plan, with which degrees, and what one of its steps stands for."""
     job, here = found.job, found.job.layout()
     axes = [axis for axis in _AXES if getattr(planned, axis) > 1]
@@ -148,23 +152,30 @@ def rehearsal_text(planned: Layout, found: Rehearsal, name: str) -> str:
     part = (
         f", with {here.num_micro_batches} of its {planned.num_micro_batches:,} micro-batches" if fewer else ""
     )
+    how = "" if prediction.emulated is None else " in slow motion"
     return (
         f"Run {name} trains {job.model} with {degrees}{cut}. Each of its {job.steps} steps takes about "
-        f"{duration_text(found.step_time_s)}. It shows a step of the plan ({duration_text(found.planned_s)}) in slow "
-        f"motion{part}."
+        f"{duration_text(_step_s(found, prediction))}. It shows a step of the plan ({duration_text(found.planned_s)})"
+        f"{how}{part}."
     )
 
 
-def progress_text(step: int, run: Run, found: Rehearsal, state: str) -> str:
+def _step_s(found: Rehearsal, prediction: JobPrediction) -> float:
+    """Return the predicted time of a step of the small job where it runs, which may not be its emulated cluster."""
+    return prediction.step_time_s or found.step_time_s
+
+
+def progress_text(step: int, run: Run, step_s: float, state: str) -> str:
     """Return how far a run is, and when it says which axis costs most."""
     if state == "failed":
         return f"{run.name} has failed. {run.error or ''}".strip()
     if state not in {"starting", "running"}:
         return f"{run.name} has ended after step {step} of {run.job.steps}."
     if step < min(ENOUGH, run.job.steps):
-        left = duration_text((ENOUGH - step) * found.step_time_s)
+        left = duration_text((ENOUGH - step) * step_s)
         now = (
             f"Step {step} of {run.job.steps} is over" if step else f"{run.job.world_size} ranks are starting"
         )
         return f"{now}; the costs below are measured in about {left}{'' if step else ' from their start'}."
-    return f"Step {step} of {run.job.steps} is over."
+    last = "; the model is being evaluated" if step == run.job.steps else ""
+    return f"Step {step} of {run.job.steps} is over{last}."

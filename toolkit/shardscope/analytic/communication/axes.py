@@ -78,9 +78,10 @@ def _concatenated(parts: Sequence[Sent]) -> Sent:
 def axis_exchanges(exchanges: Iterable[Exchange], axis: str, groups: Ints) -> Iterator[Exchange]:
     """Yield the exchanges of all groups along an axis, given those of one group."""
     members = [tuple(group) for group in groups.tolist()]
-    towards = np.empty(groups.size, dtype=np.int64)
-    towards[groups] = np.roll(groups, -1, axis=1)  # to the next rank of the same group
+    to_next = np.roll(np.arange(groups.shape[1]), -1)
     for each in exchanges:
+        towards = np.empty(groups.size, dtype=np.int64)
+        towards[groups] = groups[:, to_next if each.towards is None else each.towards]
         yield replace(
             each, collective=on_axis(axis, each.collective), rounds=in_groups(each.rounds, members),
             whole=None if each.whole is None else placed(each.whole, groups), towards=towards,

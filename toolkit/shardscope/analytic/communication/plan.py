@@ -18,7 +18,8 @@ from shardscope.analytic.memory.in_flight import StageSaved
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
 
-Phase = Literal["forward", "backward", "optimizer"]
+Phase = Literal["forward", "backward", "weights", "optimizer"]
+"""``weights`` is the second half of a pipeline's split backward pass."""
 
 
 class Move(NamedTuple):
@@ -159,8 +160,6 @@ class Flow(NamedTuple):
     """Whether ranks communicate after the last pass, so that no rank starts the next step early."""
     copies: int = 1
     """Number of copies of the pipeline; the ranks that hold the same stages are neighbours."""
-    groups: int = 1
-    """Number of groups of neighbouring copies that wait for each other only after the last pass."""
     sends: str = "send"
     """Name, in a strategy's traffic, of the messages between stages."""
 
@@ -210,9 +209,14 @@ def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
     }
 
 
-def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
+def whole(
+    traffic: Traffic, when: When, *, gathers: bool = False, towards: Ints | None = None
+) -> list[Exchange]:
     """Return one exchange without rounds for each collective of `traffic`."""
-    return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
+    return [
+        Exchange(name, when, whole=sent.bytes, towards=towards, gathers=gathers)
+        for name, sent in traffic.items()
+    ]
 
 
 def ring_moves(

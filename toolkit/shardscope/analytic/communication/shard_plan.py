@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shardscope.analytic.communication.plan import (
     Exchange,
@@ -20,9 +22,9 @@ from shardscope.analytic.communication.zero import (
     across_replicas,
     agreement_traffic,
     checks_of_units,
-    gathers_in_vain,
     padded_buckets,
 )
+from shardscope.analytic.schedules.stage_passes import PHASES, StagePass
 from shardscope.analytic.sharding import Shape, padded_elements
 
 
@@ -33,9 +35,7 @@ class ShardedPlan:
     world_size: int
     collectives: ShardCollectives
     replicas: int
-    gathers: int
     micro_batches: int
-    prefetches: bool = True
 
     @property
     def num_shards(self) -> int:
@@ -55,32 +55,44 @@ class ShardedPlan:
             yield from self._gathered(size, When("optimizer"))
 
     def exchanges(
-        self, units: Sequence[Sequence[Shape]], taught: Sequence[Sequence[Shape]], *, idle: Collection[int]
+        self,
+        units: Sequence[Sequence[Shape]],
+        taught: Sequence[Sequence[Shape]],
+        passes: Sequence[Sequence[StagePass]],
     ) -> Iterator[Exchange]:
         """Yield the exchanges of ZeRO-2 or ZeRO-3, whose traffic is `fully_sharded_traffic`, in order.
 
         A unit is gathered before its forward pass, in stage 3 again before its backward pass, and its gradients are
-        reduce-scattered after its backward pass. Passes are divided among units in proportion to their parameters.
+        reduce-scattered after its backward pass. Passes are divided among units in proportion to their parameters,
+        except for halves of backward passes, which gather all units first and reduce their gradients last.
+
+        Args:
+            units: Shapes of the parameters in each FSDP unit.
+            taught: For each unit, the shapes of the parameters that get gradients.
+            passes: For each unit, the passes of a step.
         """
         sizes = [self._elements(shapes) for shapes in units]
         summed = [self._elements(shapes) for shapes in taught]
-        in_vain = gathers_in_vain(self.gathers, self.micro_batches, prefetches=self.prefetches)
-        often = [in_vain if i in idle else self.gathers for i in range(len(units))]
-        order = [*range(1, len(units)), 0] if len(units) > 1 else [0]
         starts = _starts(sizes)
+        running = [{(each.micro_batch, each.phase): each for each in own} for own in passes]
+        forwards = [*range(len(units))]
+        backwards = [*forwards[:0:-1], *forwards[:1]]
         for micro_batch in range(self.micro_batches):
-            for unit in range(len(units)):
-                if micro_batch < often[unit]:
-                    yield from self._gathered(sizes[unit], When("forward", starts[unit], micro_batch))
-            for unit in sorted(order, key=lambda unit: (unit == 0, -unit)):
-                begins = 1.0 - starts[unit] - sizes[unit] / sum(sizes)
-                if self.micro_batches + micro_batch < often[unit]:
-                    first = 0.0 if unit == 0 else max(0.0, begins)
-                    yield from self._gathered(sizes[unit], When("backward", first, micro_batch))
-                if summed[unit]:
-                    done = 1.0 if unit == 0 else 1.0 - starts[unit]
-                    yield from self._reduced(summed[unit], When("backward", done, micro_batch))
-        yield from self._at_the_end(summed, sum(often))
+            for phase in PHASES:
+                for unit in forwards if phase == "forward" else backwards:
+                    each = running[unit].get((micro_batch, phase))
+                    if each is None:
+                        continue
+                    begins, done = starts[unit], 1.0
+                    if phase != "forward":
+                        is_whole = unit == 0 or each.is_split
+                        begins = 0.0 if is_whole else max(0.0, 1.0 - starts[unit] - sizes[unit] / sum(sizes))
+                        done = 1.0 if is_whole else 1.0 - starts[unit]
+                    if each.gathers:
+                        yield from self._gathered(sizes[unit], When(phase, begins, micro_batch))
+                    if each.reduces and summed[unit]:
+                        yield from self._reduced(summed[unit], When(phase, done, micro_batch))
+        yield from self._at_the_end(summed, sum(each.gathers for own in passes for each in own))
 
     def _at_the_end(self, summed: Sequence[int], num_gathers: int) -> Iterator[Exchange]:
         """Yield the all-reduces across replicas, and the checks that ranks ran the same layers."""
@@ -90,9 +102,11 @@ class ShardedPlan:
             self.collectives, num_taught, num_gathers, self.micro_batches, replicas=self.replicas
         )
         if self.replicas > 1:
+            same_shard = (np.arange(self.world_size) + self.num_shards) % self.world_size
             for size in filter(None, summed):
                 shard = size // self.num_shards * self.collectives.element_bytes
-                yield from whole(across_replicas(shard, self.num_shards, self.replicas), end)
+                sent = across_replicas(shard, self.num_shards, self.replicas)
+                yield from whole(sent, end, towards=same_shard)
         digest = int(agreement_traffic(1, self.world_size)["agreement"].bytes[0]) // (self.world_size - 1)
         for _ in range(meetings):
             yield Exchange("agreement", end, pair_rounds(digest, self.world_size))
@@ -119,7 +133,8 @@ class ShardedPlan:
         backend, shards = self.collectives.backend, self.num_shards
         if backend is not None:
             sent = by_backend(op, num_elements * width, shards, backend=backend)
-            return whole(repeated(sent, self.replicas), when, gathers=gathers)
+            to_next = np.concatenate([np.roll(group, -1) for group in self._groups])
+            return whole(repeated(sent, self.replicas), when, gathers=gathers, towards=to_next)
         shares = self.collectives.shares
         rounds = in_groups(ring_rounds(op, num_elements, width, shards, shares=shares), self._groups)
         slices = None if shares is None else ring_slices(chunk_sizes(num_elements, shards, shares), width)

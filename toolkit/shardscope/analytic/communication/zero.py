@@ -9,7 +9,7 @@ parameters are never compressed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -140,12 +140,10 @@ def fully_sharded_traffic(
     world_size: int,
     collectives: ShardCollectives,
     *,
-    gathers: int,
+    gathers: int | Sequence[int],
     replicas: int = 1,
     micro_batches: int = 1,
     reduced: Sequence[Sequence[Shape]] | None = None,
-    idle: Collection[int] = (),
-    prefetches: bool = True,
 ) -> Traffic:
     """Return the traffic of one step with ZeRO-2 or ZeRO-3, implemented by FSDP2, including the checks between ranks.
 
@@ -157,17 +155,14 @@ def fully_sharded_traffic(
         units: Shapes of the parameters in each FSDP unit.
         world_size: W, the number of ranks.
         collectives: Settings of the collectives.
-        gathers: Number of all-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
+        gathers: Number of all-gathers in a step, of every unit or by unit: 1 in stage 2, 2m in stage 3.
         replicas: Number of shard groups, each of which holds the whole model (HSDP); must divide `world_size`.
         micro_batches: m, the number of micro-batches in a step.
         reduced: For each unit, the shapes of the parameters that get gradients; None if all parameters do.
-        idle: Indices of units that are not used in any forward pass.
-        prefetches: Whether each unit is prefetched during the pass of the previous unit, which gathers idle units too.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
-    in_vain = gathers_in_vain(gathers, micro_batches, prefetches=prefetches)
-    often = [in_vain if place in idle else gathers for place in range(len(units))]
+    often = [gathers] * len(units) if isinstance(gathers, int) else gathers
     num_taught = sum(bool(shapes) for shapes in taught)
     num_checks = checks_of_units(collectives, num_taught, sum(often), micro_batches, replicas=replicas)
 
@@ -204,13 +199,6 @@ def checks_of_units(
     if collectives.backend is not None:
         return 1 + num_gathers + num_taught * micro_batches
     return 1 + (num_taught if replicas > 1 else 0)
-
-
-def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:
-    """Return the number of all-gathers per step of a unit that no forward pass uses; these are only caused by
-    prefetching.
-    """
-    return max(1, gathers - micro_batches) if prefetches else 0
 
 
 def unit_traffic(

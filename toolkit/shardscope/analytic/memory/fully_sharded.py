@@ -146,7 +146,7 @@ def gathered_in_stages(
         cut = [(step.parameters[place], ranks) for place in used]
         if expert_ranks is not None:
             cut = [(row, expert_ranks if row.is_expert else ranks) for row, _ in cut]
-        size = sum(padded_elements(row.shape, count) for row, count in cut if row.shape and count > 1)
+        size = sum(padded_elements(row.shape, count) for row, count in cut if count > 1 and not row.is_whole)
         sizes.setdefault(rank, []).append(float(element_bytes * size))
     return [sum(sizes[rank]) if stage == 2 else max(sizes[rank]) for rank in sorted(sizes)]
 

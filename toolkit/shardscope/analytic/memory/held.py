@@ -170,7 +170,8 @@ def updated_elements(
         return flat_shard_elements(
             buckets, sharding.ranks, is_padded=sharding.is_padded, shares=sharding.shares
         )
-    return row_shard_elements([row.shape for row in trained], sharding.ranks)
+    cut = row_shard_elements([row.shape for row in trained if not row.is_whole], sharding.ranks)
+    return cut + sum(row.num_elements for row in trained if row.is_whole)
 
 
 def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
@@ -187,7 +188,8 @@ def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
     """
     if sharding.stage < 2:
         return sum(row.num_elements for row in rows)
-    return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
+    cut = sum(padded_elements(row.shape, sharding.ranks) for row in rows if not row.is_whole)
+    return cut // sharding.ranks + sum(row.num_elements for row in rows if row.is_whole)
 
 
 def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:

@@ -105,7 +105,7 @@ def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
     """
     units = [0] * len(step.trace.units)
     for row in step.rows:
-        if row.shape and (row.is_trained or not trained):
+        if not row.is_whole and (row.is_trained or not trained):
             units[row.unit] += padded_elements(row.shape, ranks)
     return [size for size in units if size]
 

@@ -12,7 +12,7 @@ protocol, does not send earlier. PyTorch executes schedules in one of two ways (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -65,63 +65,18 @@ class Transfers(NamedTuple):
         Raises:
             SpecError: The order deadlocks.
         """
-        return self.timelines(costs, [sends])[0]
-
-    def timelines(
-        self,
-        costs: Sequence[float],
-        sends: Sequence[Sequence[float]],
-        links: Sequence[Sequence[Mapping[int, float]]] | None = None,
-    ) -> list[Timeline]:
-        """Return the timelines of several pipelines that run the schedule at once and share links.
-
-        A link carries messages one after another, in the order in which they can be sent. So pipelines that begin
-        together do not stay in step: while one waits for its message, the link serves the other.
-
-        Args:
-            costs: As for `timeline`.
-            sends: Durations of messages, for each pipeline.
-            links: The links that each message occupies and for how long, for each pipeline; None for none.
-
-        Raises:
-            SpecError: The order deadlocks.
-        """
-        count, ranks = len(costs), len(self.table.ranks)
-        size = count * len(sends)
-        starts, ends, free = [0.0] * (2 * size), [0.0] * (2 * size), dict[int, float]()
-        out, into = [0.0] * (ranks * len(sends)), [0.0] * (ranks * len(sends))
-        joined = self._side_by_side(len(sends))
-        for node in joined.sequence(ends):
-            start = max((ends[each] for each in joined.after[node]), default=0.0)
-            copy, place = divmod(node % size, count)
-            if node < size:
-                starts[node], ends[node] = start, start + costs[place]
+        count, num_ranks = len(costs), len(self.table.ranks)
+        starts, ends = [0.0] * (2 * count), [0.0] * (2 * count)
+        out, into = [0.0] * num_ranks, [0.0] * num_ranks
+        for node in self.sequence(ends):
+            start = max((ends[each] for each in self.after[node]), default=0.0)
+            if node < count:
+                starts[node], ends[node] = start, start + costs[node]
                 continue
-            source, target = copy * ranks + self.ranks[place], copy * ranks + self.targets[place]
-            used = links[copy][place] if links is not None else {}
-            start = max(start, out[source], into[target], *(free.get(link, 0.0) for link in used))
-            ends[node] = out[source] = into[target] = start + sends[copy][place]
-            free.update({link: start + seconds for link, seconds in used.items()})
-        firsts = range(0, size, count)
-        return [Timeline(self.table, starts[i : i + count], ends[i : i + count]) for i in firsts]
-
-    def _side_by_side(self, copies: int) -> Transfers:
-        """Return the graph of several pipelines without dependencies between them: all operations, then messages."""
-        if copies == 1:
-            return self
-        count = len(self.ranks)
-
-        def number(node: int, copy: int) -> int:
-            kind, place = divmod(node, count)
-            return (kind * copies + copy) * count + place
-
-        after = [
-            tuple(number(each, copy) for each in self.after[kind * count + place])
-            for kind in range(2)
-            for copy in range(copies)
-            for place in range(count)
-        ]
-        return self._replace(ranks=self.ranks * copies, targets=self.targets * copies, after=tuple(after))
+            source, target = self.ranks[node - count], self.targets[node - count]
+            ends[node] = max(start, out[source], into[target]) + sends[node - count]
+            out[source] = into[target] = ends[node]
+        return Timeline(self.table, starts[:count], ends[:count])
 
     def sequence(self, ends: Sequence[float] | None = None) -> Iterator[int]:
         """Yield all nodes, each after the nodes that it waits for.

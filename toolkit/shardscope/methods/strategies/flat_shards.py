@@ -118,7 +118,7 @@ class FlatShards(ZeroStrategy):
         from shardscope.analytic.communication.plan import StepPlan, When, whole
         from shardscope.analytic.communication.shard_plan import ShardedPlan
 
-        plan = ShardedPlan(step.world_size, self._carriers(step), 1, 1, step.micro_batches)
+        plan = ShardedPlan(step.world_size, self._carriers(step), 1, step.micro_batches)
         buckets, end = self._buckets(step), When("backward", 1.0, step.micro_batches - 1)
         norms = [each for part in norm_traffic(step) for each in whole(part, end)]
         return StepPlan((*plan.of_buckets(buckets, reductions=self._reductions(step)), *norms))

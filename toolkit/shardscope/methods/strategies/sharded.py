@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import ParameterRow
@@ -158,37 +159,75 @@ class FullyShardedStrategy(ZeroStrategy):
             )
 
     @required
-    def gathers(self, micro_batches: int) -> int:
-        """Return the number of times that all parameters are all-gathered in one step."""
+    def gathers(self, passes: int) -> int:
+        """Return the number of times that parameters are all-gathered in a step.
+
+        Args:
+            passes: Number of passes for which they are gathered if they are freed after each.
+        """
         raise NotImplementedError
 
     def _prefetches(self, step: JobStep) -> bool:
         """Return whether a unit is gathered during the pass of the one before it."""
-        return step.normed is None and not self.may_share_buffers(step)
+        return step.normed is None and not step.follows_passes and not self.may_share_buffers(step)
+
+    def _gathers(self, step: JobStep) -> list[int]:
+        """Return the number of times that each sharding unit is gathered in a step.
+
+        A unit that no forward pass uses is gathered only if it is prefetched, or for halves of backward passes.
+        """
+        running, usual = step.trace.running, self.gathers(2 * step.micro_batches)
+        in_vain = max(1, usual - step.micro_batches) if self._prefetches(step) else 0
+        return [
+            self.gathers(sum(_gathers_in(each, is_used=unit in running) for each in step.passes[unit]))
+            if step.passes
+            else (usual if unit in running else in_vain)
+            for unit in self._units(step)
+        ]
+
+    def _passes(self, step: JobStep) -> list[list[StagePass]]:
+        """Return the passes of each sharding unit, and which of them gather it: the first ones."""
+        from shardscope.analytic.schedules.stage_passes import StagePass
+
+        plain = [StagePass(phase, k) for phase in ("forward", "backward") for k in range(step.micro_batches)]
+        found = []
+        for unit, count in zip(self._units(step), self._gathers(step), strict=True):
+            is_used = unit in step.trace.running or not step.passes
+            passes = step.passes[unit] if step.passes else plain
+            first = {*[each for each in passes if _gathers_in(each, is_used=is_used)][:count]}
+            found.append([each._replace(gathers=each in first) for each in passes])
+        return found
 
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of all sharding units, and of the backend's all-reduces of norms and scalar parameters."""
         from shardscope.analytic.communication import fully_sharded_traffic
-        from shardscope.analytic.communication.traffic import by_backend, together
+        from shardscope.analytic.communication.traffic import together
         from shardscope.analytic.job_step import shapes_of
 
-        units, uncut = self._units(step), 8 * sum(not row.shape for row in step.trained)
+        units = self._units(step)
         sharded = fully_sharded_traffic(
             [shapes_of(rows) for rows in units.values()], step.world_size, self._carriers(step), replicas=self.replicas,
-            gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
+            gathers=self._gathers(step), micro_batches=step.micro_batches,
             reduced=[shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
-            idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
-            prefetches=self._prefetches(step),
         )  # fmt: skip
-        whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
-        return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
+        return together(
+            [sharded, self._uncut(step), *norm_traffic(step, among=step.world_size // self.replicas)]
+        )
+
+    @staticmethod
+    def _uncut(step: JobStep) -> Traffic:
+        """Return the traffic of the all-reduce, in float64, of the gradients of parameters that stay whole."""
+        from shardscope.analytic.communication.traffic import by_backend
+
+        num_bytes = 8 * sum(row.num_elements for row in step.trained if row.is_whole)
+        return by_backend("all_reduce", num_bytes, step.world_size, backend=step.backend) if num_bytes else {}
 
     @staticmethod
     def _units(step: JobStep) -> dict[int, list[ParameterRow]]:
-        """Return the parameters of each sharding unit; scalars are not sharded."""
+        """Return the parameters of each sharding unit, without those that stay whole."""
         units: dict[int, list[ParameterRow]] = {}
         for row in step.rows:
-            if row.num_elements and row.shape:
+            if row.num_elements and not row.is_whole:
                 units.setdefault(row.unit, []).append(row)
         return units
 
@@ -196,24 +235,18 @@ class FullyShardedStrategy(ZeroStrategy):
         """Return the all-gathers and reduce-scatters of every unit, before and after its forward and backward pass."""
         from shardscope.analytic.communication.plan import StepPlan, When, whole
         from shardscope.analytic.communication.shard_plan import ShardedPlan
-        from shardscope.analytic.communication.traffic import by_backend
         from shardscope.analytic.job_step import shapes_of
 
         units = self._units(step)
-        plan = ShardedPlan(
-            step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches,
-            prefetches=self._prefetches(step),
-        )  # fmt: skip
+        plan = ShardedPlan(step.world_size, self._carriers(step), self.replicas, step.micro_batches)
         exchanges = plan.exchanges(
             [shapes_of(rows) for rows in units.values()],
             [shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
-            idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
+            self._passes(step),
         )
         end = When("backward", 1.0, step.micro_batches - 1)
-        uncut = 8 * sum(not row.shape for row in step.trained)
-        scalars = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
-        norms = norm_traffic(step, among=step.world_size // self.replicas)
-        return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
+        after = [self._uncut(step), *norm_traffic(step, among=step.world_size // self.replicas)]
+        return StepPlan((*exchanges, *(each for part in after for each in whole(part, end))))
 
     def why_ring(
         self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool, has_experts: bool = False
@@ -298,9 +331,14 @@ class FullyShardedStrategy(ZeroStrategy):
 
         S is the size of the gradients in bytes. Source: Rajbhandari et al. 2020, section 7.
         """
-        collectives = micro_batches + self.gathers(micro_batches)
+        collectives = micro_batches + self.gathers(2 * micro_batches)
         inside = (world_size - self.replicas) * collectives * float(gradient_bytes)
         return inside + 2.0 * (self.replicas - 1) * gradient_bytes
+
+
+def _gathers_in(each: StagePass, *, is_used: bool) -> bool:
+    """Return whether a pass gathers a unit that is freed after passes; halves of backward passes gather all units."""
+    return each.gathers and (is_used or each.is_split)
 
 
 def norm_traffic(

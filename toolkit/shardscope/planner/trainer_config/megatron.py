@@ -207,9 +207,10 @@ def launch_command(layout: Layout, per_node: int) -> str:
     """
     own = min(per_node, layout.num_devices)
     nodes = -(-layout.num_devices // own)
-    meet = " --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500" if nodes > 1 else ""
+    meet = ["--rdzv-backend c10d", "--rdzv-endpoint $MASTER_ADDR:29500"] if nodes > 1 else []
     ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if layout.tensor > 1 or layout.context > 1 else ""
-    return f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {own}{meet} pretrain_gpt.py"
+    lines = [f"{ordered}torchrun", f"--nnodes {nodes} --nproc-per-node {own}", *meet, "pretrain_gpt.py"]
+    return " \\\n".join(lines)
 
 
 def _parts(model: Transformer) -> dict[str, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from shardscope.runlog.tail import Event, of_last_attempt, read_events, select
 from shardscope.runtime.record.processes import signal_name
 from shardscope.runtime.record.rundir import RunDir
-from shardscope.runtime.record.secondary_failure import is_secondary_failure
+from shardscope.runtime.record.secondary_failure import TIMED_OUT, is_secondary_failure
 from shardscope.runtime.record.status import Cause
 from shardscope.spec import Job
 
@@ -58,6 +58,9 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
         # a rank that was killed, then one that ended with an error, then one that pretends that all is well
         rank = min(silent, key=lambda rank: (silent[rank] >= 0, silent[rank] == 0, rank))
         return _from_exit(run, job, rank, silent[rank])
+    stuck = _stuck(errors, {*ranks.values()} - finished)
+    if stuck is not None:
+        return _from_silence(run, job, stuck)
     if errors:
         return _from_event(errors[0], job)
     rank, first = failed.get_first_failure()
@@ -74,6 +77,13 @@ def describe_silent_end(run: RunDir, job: Job, pids: Iterable[int]) -> Ending:
     """
     unnamed = ChildFailedError("ranks", {0: ProcessFailure(0, 0, 0, "")})
     return describe_failure(run, job, unnamed, dict.fromkeys(pids, 0))
+
+
+def _stuck(errors: Sequence[Event], ranks: set[int]) -> int | None:
+    """Return the only one of `ranks` without an error, if all errors are waits for others that have timed out."""
+    waited = errors and all(TIMED_OUT in event["message"] for event in errors)
+    left = ranks - {event["rank"] for event in errors}
+    return left.pop() if waited and len(left) == 1 else None
 
 
 def _who(rank: int, job: Job) -> str:
@@ -98,6 +108,17 @@ def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> Ending:
     return Ending("failed", error=error, cause=_cause(exitcode))
 
 
+def _from_silence(run: RunDir, job: Job, rank: int) -> Ending:
+    step = _last_step(run, rank)
+    message = (
+        f"{_who(rank, job)} stopped responding {_after(step)}, and the others waited {job.timeout_s:g} s for it "
+        f"(timeout_s): it was paused, or its code does not return; see run.logs({rank})"
+    )
+    return Ending(
+        "failed", error={"message": message, "rank": rank, "step": step, "strategy": job.strategy.label}
+    )
+
+
 def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> Ending:
     """Return the ending of a run whose ranks ended because their forkserver ended.
 
@@ -117,7 +138,7 @@ def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> 
 
 
 def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> str:
-    where = f"after step {step}" if step else f"before {whose} first step"
+    where = _after(step, whose)
     if exitcode == -signal.SIGKILL and is_planned:
         return f"was killed by SIGKILL {where}, as the fault plan requested"
     if exitcode == -signal.SIGKILL:
@@ -130,6 +151,10 @@ def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> s
         else ", without an error: its code, or a library, ends the process, as os._exit(0) does"
     )
     return f"ended with exit code {exitcode} {where}{told}"
+
+
+def _after(step: int, whose: str = "its") -> str:
+    return f"after step {step}" if step else f"before {whose} first step"
 
 
 def _cause(exitcode: int) -> Cause | None:

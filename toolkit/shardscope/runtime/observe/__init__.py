@@ -35,7 +35,8 @@ def observe(
 
     Each rank calls `observe` once. The run has steps, spans, bytes by collective and memory by type like any other run,
     so `ss.runs()`, `run.metrics()`, the labs and reports show it, and ``ss.predict(run.job)`` predicts its traffic and
-    its model states. Shardscope cannot launch, stop or resume the run, because the script is not part of it.
+    its model states, unless layers are divided over ranks, as by `parallelize_module`. Shardscope cannot launch, stop
+    or resume the run, because the script is not part of it.
 
     The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
     stepped, or when a `GradScaler` has skipped its update (`skipped` in the events). The loss of a step is the sum of

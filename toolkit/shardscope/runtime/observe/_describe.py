@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from shardscope.errors import SpecError
+from shardscope.runtime.observe._axes import is_hybrid, tensor_axis
 from shardscope.runtime.observe._optimizers import Optimizers, rate_of
 from shardscope.spec import Optimizer, Record, Strategy
 from shardscope.spec.job_parts import UserCode
@@ -74,7 +75,9 @@ class Seen:
 
     @property
     def wrapper(self) -> Wrapper:
-        """The torch wrapper that divides the work among the ranks: ``DDP``, ``FSDP1``, ``FSDP2`` or ``none``."""
+        """The torch wrapper that divides the work among the ranks; ``mesh`` if they form several axes."""
+        if is_hybrid(self.model, self.world_size):
+            return "mesh"
         if self.ddp is not None or isinstance(self.model, DistributedDataParallel):
             return "DDP"
         if fsdp_units(self.model):
@@ -89,7 +92,8 @@ class Seen:
 
     def job(self) -> ObservedJob:
         """Return a job that describes the training loop as observed so far."""
-        batch = {"global_batch": self.samples * self.world_size} if self.samples else None
+        replicas = self.world_size // tensor_axis(self.model)[0]
+        batch = {"global_batch": self.samples * replicas} if self.samples else None
         first = {"forwards": self.passes, "exchanges": self.exchanges} if self.passes else {}
         return ObservedJob(
             model=UserCode(name=_class_of(self.model)), data=UserCode(name=DATA), name=self.name,
@@ -105,7 +109,6 @@ class Seen:
         parameters = known_parameters(self.model)
         rows = _sharded_rows(parameters, units) if units else [_row(0, each) for each in parameters]
         widths = {each.element_size() for each in parameters}
-        shards = units[0].num_shards if units else 1
         sent = self.ddp.modules_buffers if self.ddp is not None and self.ddp.broadcast_buffers else ()
         return {
             "backend": dist.get_backend() if dist.is_available() and dist.is_initialized() else "none",
@@ -117,7 +120,7 @@ class Seen:
             "num_optimizers": max(1, self.optimizers.count),
             "buffer_bytes": _bytes(each for each in self.model.buffers() if not is_lazy(each)),
             "broadcast_bytes": _bytes(sent),
-            "replicas": max(1, self.world_size // shards) if units else 1,
+            "replicas": units[0].num_replicas if units else 1,
         }
 
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.observe._axes import tensor_axis
 from shardscope.runtime.observe._loop import is_compiled
 from shardscope.runtime.observe._marks import Mark, Marks, Value
 from shardscope.runtime.observe._optimizers import Optimizers, rate_of
@@ -324,12 +325,23 @@ class StepRecorder:
         spans = {"spans": self._spans(step)} if self._record.shows(step.number) else {}
         skipped = step.skipped if isinstance(step.skipped, bool) else step.skipped.read() != 0
         self._events.emit(
-            "step", step=step.number, loss=_loss(step), skipped=skipped, samples=step.samples, tokens=step.tokens,
+            "step", step=step.number, loss=_loss(step), skipped=skipped, **self._read(step),
             step_time_s=round(time_s, 6), grad_norm=None, loss_scale=None, **step.facts,
             traffic=step.traffic, **spans,
         )  # fmt: skip
         if step.peaks is not None:
             self._events.emit("memory", step=step.number, **step.peaks)
+
+    def _read(self, step: _ObservedStep) -> dict[str, int | None]:
+        """Return the numbers of samples and tokens; ranks of a tensor axis read the same ones, which count once."""
+        if self._is_copy:
+            return {"samples": 0, "tokens": None}
+        return {"samples": step.samples, "tokens": step.tokens}
+
+    @cached_property
+    def _is_copy(self) -> bool:
+        """Whether another rank reads the same samples and comes first; known once a step has ended."""
+        return tensor_axis(self._model)[1] > 0
 
     def _spans(self, step: _ObservedStep) -> list[list[Any]]:
         seconds = self._marks.seconds

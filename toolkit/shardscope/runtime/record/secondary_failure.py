@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+TIMED_OUT = "Timed out waiting"
+"""Part of the error of a rank that has waited for others for too long."""
 _CONSEQUENCES = (
     "closed by peer",
     "reset by peer",
     "Broken pipe",
-    "Timed out waiting",
+    TIMED_OUT,
     "timed out",
     "recv",
     "Connection",

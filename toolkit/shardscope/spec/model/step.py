@@ -53,11 +53,18 @@ class ParameterRow(Spec):
     """Whether it is a part of a tensor that is divided over tensor or expert ranks."""
     is_expert: bool = False
     """Whether it is a parameter of experts that are distributed over expert ranks."""
+    is_repeated: bool = False
+    """Whether several stages of a pipeline use it on one of its ranks, so that ZeRO 2 and 3 do not shard it."""
 
     @property
     def num_elements(self) -> int:
         """Number of elements; 1 for a scalar."""
         return prod(self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank has all of it in ZeRO 2 and 3, as of a scalar, which cannot be sharded."""
+        return self.is_repeated or not self.shape
 
 
 class AxisMessage(Spec):
@@ -93,6 +100,10 @@ class PipelinePiece(Spec):
     recompute: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
     """By recomputation mode other than ``none``, for one sample: bytes that the layer saves for the backward pass, and
     the bytes by which they grow in that pass, at most."""
+    recompute_split: dict[str, tuple[float, float, float, float]] = Field(default_factory=dict)
+    """By recomputation mode other than ``none``, for one sample: the bytes by which the saved bytes grow in a split
+    backward pass: in the first half, at most; after it; in the second half, at most; and after that, if a later layer
+    keeps the graph."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
@@ -101,6 +112,10 @@ class PipelinePiece(Spec):
     def recomputed(self, mode: str) -> float:
         """Return the bytes by which the saved bytes grow in the backward pass, for one sample."""
         return self.recompute.get(mode, (self.stored_bytes, 0.0))[1]
+
+    def recomputed_in_halves(self, mode: str) -> tuple[float, float, float, float]:
+        """Return the bytes by which the saved bytes grow in a split backward pass; see `recompute_split`."""
+        return self.recompute_split.get(mode, (0.0, 0.0, 0.0, 0.0))
 
 
 class StepTrace(Spec):

@@ -26,7 +26,7 @@ from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.context import RankContext
 from shardscope.training.optim.holding import digest_of
 from shardscope.training.optim.state import complete
-from shardscope.training.random_state import random_state, set_random_state
+from shardscope.training.random_state import random_state, seed_everything, set_random_state
 from shardscope.training.strategies.base import RankStrategy
 
 _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
@@ -127,7 +127,7 @@ def _restore_random_state(reader: CheckpointReader, strategy: RankStrategy) -> N
     others = {other for other, same in gather_items(strategy.all_ranks, (rank, own)) if same == own}
     before = sum(other < rank for other in others)
     if state is not None and before:
-        torch.manual_seed(int(digest_of([own, before])[:15], 16))
+        seed_everything(int(digest_of([own, before])[:15], 16))
 
 
 def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:

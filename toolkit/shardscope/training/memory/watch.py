@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.training import clock
-from shardscope.training._compat import fsdp_modules
+from shardscope.training._compat import fsdp_modules, is_in_backward
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.process import anonymous_bytes
 from shardscope.training.memory.storages import KINDS, Held, Storages
@@ -53,6 +53,16 @@ class StepMemory:
         assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not in KINDS"
         self._storages.add_all(held)
         self.note()
+
+    def at_unit(self) -> None:
+        """Update the peaks when a sharding unit runs forward, by itself or in a part that the backward pass recomputes.
+
+        The latter lists no tensors, as no other moment of a backward pass does before its gradients are reduced.
+        """
+        if is_in_backward():
+            self.note()
+        else:
+            self.sample()
 
     def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Count `tensors` as memory of type `kind` until they are freed, or their storage is resized to zero."""
@@ -157,8 +167,8 @@ class MemoryWatch:
         """
         step = self.step = StepMemory(held, inputs)
         units = fsdp_modules(model)
-        hooks = [unit.register_forward_pre_hook(lambda *_: step.sample()) for unit in units]
-        hooks += [unit.register_forward_hook(lambda *_: step.sample()) for unit in units]
+        hooks = [unit.register_forward_pre_hook(lambda *_: step.at_unit()) for unit in units]
+        hooks += [unit.register_forward_hook(lambda *_: step.at_unit()) for unit in units]
         try:
             self.step.sample()
             with self.step.activations.active():

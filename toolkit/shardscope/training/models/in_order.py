@@ -69,10 +69,11 @@ class InOrder(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Any) -> Any:
-        """Return the output of the last layer for the model's inputs."""
-        x = inputs
-        for _, layer in layers_in_order(self.model):
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Return the output of the last layer; the first takes the model's inputs."""
+        (_, first), *others = layers_in_order(self.model)
+        x = first(*inputs, **named_inputs)
+        for _, layer in others:
             x = call(layer, x)
         return x
 

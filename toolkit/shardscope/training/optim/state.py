@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -33,6 +32,9 @@ Sections = dict[str, dict[Any, Any]]
 _NOT_STATE = {"params", "param_names", "lr"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _ABSENT = object()
+_BUILT = "_optimizer_as_built"
+"""Attribute of an optimizer with its state before its first step. A table of the module would keep this in memory, and
+through it the strategy and the optimizer itself. The attributes of torch's own hooks have such names, too."""
 Again = Callable[[Mapping[Tensor, torch.nn.Parameter], bool], torch.optim.Optimizer]
 """Function that builds an optimizer for copies of some parameters, perhaps without functions that sum over ranks."""
 
@@ -92,7 +94,7 @@ class NamedOptimizer:
             else:
                 shared[key] = entries
         yield SHARED, shared
-        built = _BUILT.get(self.optimizer, _Built([], {}))
+        built = _built(self.optimizer) or _Built([], {})
         for number, group in enumerate(self.optimizer.param_groups):
             before = built.groups[number] if number < len(built.groups) else {}
             changed = _changed(before, {k: v for k, v in group.items() if k not in _NOT_STATE})
@@ -164,12 +166,18 @@ def note_as_built(
     again: Again | None = None,
 ) -> None:
     """Record the state of an optimizer before its first step, to recognise later what its steps have changed."""
-    for one in NamedOptimizer(optimizer, {}).inner():
+    for one in [*NamedOptimizer(optimizer, {}).inner()]:  # to which this adds attributes
         groups = [
             {key: _copied(value) for key, value in group.items() if key not in _NOT_STATE}
             for group in one.optimizer.param_groups
         ]
-        _BUILT[one.optimizer] = _Built(groups, _copied(_attributes(one.optimizer)), again)
+        vars(one.optimizer)[_BUILT] = _Built(groups, _copied(_attributes(one.optimizer)), again)
+
+
+def _built(optimizer: torch.optim.Optimizer) -> _Built | None:
+    """Return the state of an optimizer before its first step; None if it was not recorded."""
+    found: _Built | None = vars(optimizer).get(_BUILT)
+    return found
 
 
 def _copied(value: Any) -> Any:
@@ -198,9 +206,10 @@ def built_again(
         copies: The copies by the parameters.
         alone: Whether to build it without functions that sum over ranks.
     """
-    again = _BUILT[optimizer].again
-    assert again is not None
-    built = again(copies, alone)
+    as_built = _built(optimizer)
+    assert as_built is not None
+    assert as_built.again is not None
+    built = as_built.again(copies, alone)
     note_as_built(built)
     return built
 
@@ -301,6 +310,3 @@ def _update(held: Any, loaded: Mapping[Any, Any]) -> None:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
-
-
-_BUILT: WeakKeyDictionary[torch.optim.Optimizer, _Built] = WeakKeyDictionary()

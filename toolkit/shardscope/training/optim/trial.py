@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from shardscope.training.optim.state import NamedOptimizer, built_again, tensors_in
 from shardscope.training.optim.user_defined import gradients_for_step
@@ -140,16 +142,17 @@ def updates_pieces_alike(
         rows = values if p.ndim == len(trained[p]) else values.flatten()
         return rows.tensor_split(number)[index]
 
-    with _ConstantDraws():  # type: ignore[no-untyped-call]
-        return _updates_alike(job, wholes, piece, alone=alone)
+    return _updates_alike(job, wholes, piece, alone=alone, around_step=_ConstantDraws)
 
 
 class _ConstantDraws(TorchDispatchMode):
     """Replaces the random numbers that PyTorch draws by a constant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        return result.fill_(0.5) if torch.Tag.nondeterministic_seeded in func.tags else result
+        results = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            tree_map_only(Tensor, lambda each: each.fill_(0.5 if each.is_floating_point() else 1), results)
+        return results
 
 
 def _updates_alike(
@@ -158,6 +161,7 @@ def _updates_alike(
     part: Callable[[Tensor, Tensor], Tensor],
     *,
     alone: bool,
+    around_step: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> bool:
     """Compare the steps of an optimizer on tensors of the given shapes with its steps on a part of each."""
     numbers = torch.Generator().manual_seed(1)
@@ -170,8 +174,12 @@ def _updates_alike(
     parts = Trial._built(job, {p: part(p, values) for p, values in weights.items()}, alone=alone)  # noqa: SLF001
     for number in range(_NUM_STEPS):
         gradients = drawn()
-        whole.step_with([*gradients.values()], number)
-        parts.step_with([part(p, values) for p, values in gradients.items()], number)
+        for trial, given in (
+            (whole, gradients),
+            (parts, {p: part(p, each) for p, each in gradients.items()}),
+        ):
+            with around_step():
+                trial.step_with([*given.values()], number)
     return all(
         torch.allclose(part(p, of_whole.detach()), of_part.detach(), rtol=_SAME, atol=_SAME)
         for p, of_whole, of_part in zip(weights, whole.weights, parts.weights, strict=True)

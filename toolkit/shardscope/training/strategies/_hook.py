@@ -38,8 +38,13 @@ class BucketHook:
         ddp.register_comm_hook(None, self._exchange)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and give up the strategy.
+
+        DistributedDataParallel's reducer, which Python's garbage collector cannot look into, keeps this object. Through
+        it, the strategy and the model would keep themselves in memory.
+        """
         self._sender.close()
+        self.exchange_ = _closed
 
     def finish(self) -> None:
         """Raise the error of the first failed exchange; called after a backward pass, when all exchanges have ended."""
@@ -64,6 +69,10 @@ class BucketHook:
         # `finish` raises the real error
         self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
+
+
+def _closed(_: Bucket) -> None:
+    raise AssertionError("no bucket is exchanged after `close`")
 
 
 def mean_of(

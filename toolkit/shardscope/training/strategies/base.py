@@ -26,7 +26,7 @@ ranks, so that LAMB, LARS and gradient clipping use the norms of whole tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -116,6 +116,8 @@ class RankStrategy(ABC):
     `BatchWeights`); None if micro-batches have equal weights and the rank's weight is `sample_weight`."""
     roots: Sequence[nn.Module] = ()
     """The modules that hold adopted parameters (see `adopt`), which need not be part of the model."""
+    repeated: Collection[str] = ()
+    """Names of adopted parameters that several modules of a rank hold."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -201,7 +203,14 @@ class RankStrategy(ABC):
         left = () if self.expert_split is None else self.expert_split.cuts
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
 
-    def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
+    def adopt(
+        self,
+        model: nn.Module,
+        roots: Sequence[nn.Module],
+        named: Sequence[Named],
+        *,
+        repeated: Collection[str] = (),
+    ) -> None:
         """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
 
         Afterwards, `finish_exchange` averages the gradients that the passes of a step have accumulated in them.
@@ -210,9 +219,11 @@ class RankStrategy(ABC):
             model: The model that gives the parameters their names. Its other parameters may be on the meta device.
             roots: The modules that hold the parameters, each of which is called by itself in a pass.
             named: The parameters to take, by name, in the model's order.
+            repeated: Names of parameters that several modules of a rank hold, equal on all ranks that have a part of
+                the model.
         """
         self.model = self.module = model
-        self.roots = roots
+        self.roots, self.repeated = roots, repeated
         self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
         if self.context.group is None:
             return
@@ -230,8 +241,17 @@ class RankStrategy(ABC):
     def before_backward(self, root: nn.Module, *, is_split: bool) -> None:
         """Prepare an adopted module for a backward pass, which may be split into that of inputs and that of weights."""
 
-    def after_backward(self, root: nn.Module, *, has_weights: bool, is_last: bool) -> None:
-        """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights."""
+    def after_backward(
+        self, root: nn.Module, *, has_weights: bool, is_last: bool, is_followed: bool = False
+    ) -> None:
+        """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights.
+
+        Args:
+            root: The module.
+            has_weights: Whether the pass has computed the gradients of weights.
+            is_last: Whether it is the module's last pass in a step.
+            is_followed: Whether this rank goes on with a backward pass of weights of the same module.
+        """
 
     def divide_model(self, model: nn.Module) -> None:
         """Give all ranks the same initial weights, and divide the model and its sequences, if there are such groups.

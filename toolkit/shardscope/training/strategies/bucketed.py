@@ -35,6 +35,11 @@ class BucketedRank(RankStrategy):
     model."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        if self.expert_split is not None and not any(p.requires_grad for _, p in self.own_parameters(model)):
+            raise SpecError(
+                f"strategy={self.settings.name!r} has no gradient to average on the data axis, because only experts "
+                "are trained; use data='zero-1', or train another parameter too"
+            )
         self.ddp = DistributedDataParallel(
             model,
             process_group=self.context.group,
@@ -163,6 +168,7 @@ class BucketedRank(RankStrategy):
         self.model.zero_grad(set_to_none=True)
 
     def close(self) -> None:
+        super().close()
         if self.hook is not None:
             self.hook.close()
 

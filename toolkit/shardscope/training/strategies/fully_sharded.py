@@ -4,7 +4,7 @@ Each block of the model is a sharding unit. The root unit has all other paramete
 parameters that several blocks share. Parameters become DTensors that are split along their first dimension, padded to a
 multiple of the number of ranks. The optimizer updates the shards, and norms are summed over the ranks that have the
 other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
-the end of the step. So does a parameter that several stages of a pipeline share on one rank.
+the end of the step. So does a parameter that several stages of a pipeline share on one of its ranks.
 
 Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs messages: for an emulated
 link or latency, for compression or for replicas.
@@ -16,7 +16,6 @@ import gc
 import json
 import math
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -123,11 +122,14 @@ class FullySharded(Partitioned):
             for unit in fsdp_modules(root):
                 unit.unshard()
 
-    def after_backward(self, root: nn.Module, *, has_weights: bool, is_last: bool) -> None:
+    def after_backward(
+        self, root: nn.Module, *, has_weights: bool, is_last: bool, is_followed: bool = False
+    ) -> None:
         """Reduce-scatter the gradients after each micro-batch, because a rank has memory only for its shards."""
+        frees = is_last or not (self.keeps_gathered or is_followed)
         if has_weights:
-            reduce_gradients(root, reshards=is_last or not self.keeps_gathered)
-        elif not self.keeps_gathered:
+            reduce_gradients(root, reshards=frees)
+        elif frees:
             for unit in fsdp_modules(root):
                 unit.reshard()
 
@@ -165,16 +167,13 @@ class FullySharded(Partitioned):
 
     def _mesh(self) -> DeviceMesh:
         """Return a one-dimensional device mesh of the ranks, or, with replicas, a mesh with one row per replica."""
-        replicas, kind = self.settings.replicas, self.context.device.type
-        if self.context.axis is not None:
-            if replicas > 1:
-                return replica_mesh(self.context, replicas, timeout_s=self.job.timeout_s)
-            assert self.context.group is not None
-            return DeviceMesh.from_group(self.context.group, kind)
-        if replicas == 1:
+        kind = self.context.device.type
+        if self.settings.replicas > 1:
+            return replica_mesh(self.context, self.settings.replicas, timeout_s=self.job.timeout_s)
+        if self.context.axis is None:
             return init_device_mesh(kind, (self.context.world_size,))
-        shape = (replicas, self.context.world_size // replicas)
-        return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
+        assert self.context.group is not None
+        return DeviceMesh.from_group(self.context.group, kind)
 
     def _units_of(
         self, root: nn.Module, mesh: DeviceMesh, own: Collection[str]
@@ -188,11 +187,10 @@ class FullySharded(Partitioned):
         )
 
         policy = CPUOffloadPolicy(pin_memory=self._is_on_gpu) if self.settings.offload else OffloadPolicy()
-        several = Counter(id(p) for each in self.roots for p in each.parameters())
         cut = {
             p
             for name, p in self.model.named_parameters()
-            if name in own and can_be_cut(p.shape) and several[id(p)] == 1
+            if name in own and can_be_cut(p.shape) and name not in self.repeated
         }
         left = {p for p in root.parameters() if p not in cut}
         names = {module: name for name, module in self.model.named_modules()}
@@ -469,7 +467,7 @@ def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
 
 
 def _average(numbers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replace each tensor, which has at most one element, with its mean over the ranks of the group, in place."""
+    """Replace each tensor with its mean over the ranks of the group, in place."""
     if any(number.numel() for number in numbers):
         flat = torch.cat([number.view(-1) for number in numbers]).double()
         dist.all_reduce(flat, group=group)

@@ -382,10 +382,7 @@ class Mesh(Strategy):
             if states is None:
                 return None
             found.append(states.each(lambda column, groups=groups: placed(column, groups)))
-        together = states_together(found)
-        # blocks of experts that are recomputed use parameters while gradients around them are not reduced yet
-        repeats = self.expert > 1 and self.data.exchanges_in_passes and step.job.recompute != "none"
-        return together._replace(is_exact=together.is_exact and not repeats)
+        return states_together(found)
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import Exchange, When
     from shardscope.analytic.communication.ring import Ints
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import AxisMessage, StepTrace
@@ -97,7 +98,7 @@ def exchanging(mesh: Mesh, job: Job, data: JobStep) -> dict[str, JobStep]:
     if not any(row.is_expert for row in data.trace.parameters):  # of a stage without experts
         return {"data": replace(data, normed=tuple(data.trained))}
     experts = replace(
-        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True,
+        data, job=holders_job(mesh, job), trace=_of_experts(data.trace), follows_passes=True, passes=_passes(data),
         slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
     dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
@@ -121,6 +122,15 @@ def _of_experts(trace: StepTrace) -> StepTrace:
     )
 
 
+def _passes(data: JobStep) -> tuple[tuple[StagePass, ...], ...]:
+    """Return the passes of each unit of `_of_experts`: those of the block around it."""
+    from shardscope.analytic.expert_trace import layer_numbers, part_of
+
+    rows = part_of(data.trace, of_experts=True).parameters
+    around = {unit: row.unit for row, unit in zip(rows, layer_numbers(rows), strict=True)}
+    return tuple(data.passes[around[unit]] for unit in sorted(around)) if data.passes else ()
+
+
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """Return the exchanges of the gradients of experts at their time: after the last pass, unless they are later."""
     from shardscope.analytic.communication.plan import When
@@ -129,7 +139,7 @@ def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
     return [each if each.when.phase == "optimizer" else replace(each, when=end) for each in exchanges]
 
 
-class _Layers(NamedTuple):
+class ExpertLayers(NamedTuple):
     """Layers with experts, as traced with an even load; all have the same sizes."""
 
     num_layers: int
@@ -142,7 +152,7 @@ class _Layers(NamedTuple):
     forward_passes: int
 
     @classmethod
-    def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> _Layers:
+    def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> ExpertLayers:
         """Return the layers that call these all-to-alls in a micro-batch."""
         forward = [each for each in messages if each.phase == "forward"]
         count, (_, tokens, outputs) = len(forward) // _FORWARD, forward[:_FORWARD]
@@ -186,7 +196,7 @@ def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
     from shardscope.analytic.communication.experts import all_to_alls
     from shardscope.analytic.communication.plan import When
 
-    layers, ranks = _layers(mesh, step), mesh.expert
+    layers, ranks = layers_of(mesh, step), mesh.expert
     if layers is None:
         return
     loads = layers.loads(step, ranks)
@@ -249,11 +259,12 @@ def _norms(mesh: Mesh, step: JobStep) -> Iterator[Traffic]:
 def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     """Return the work of each rank with the loads of its experts, given that with an even load.
 
-    A rank computes for the tokens that all ranks of its group send to its experts.
+    A rank computes for the tokens that all ranks of its group send to its experts. In each layer, all ranks wait for
+    the one with the most tokens: what the busiest rank of the step waits for others in its other layers counts as work.
     """
     import numpy as np
 
-    layers, ranks = _layers(mesh, step), mesh.expert
+    layers, ranks = layers_of(mesh, step), mesh.expert
     assert layers is not None
     of_choice = (
         sum(
@@ -263,7 +274,9 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
         )
         / layers.num_layers
     )  # FLOPs: a product with each matrix of an expert
-    shares = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum((0, 2)) / layers.num_layers
+    of_layers = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum(2)
+    shares = of_layers.mean(0)
+    shares += of_layers.max(1).mean() - shares.max()
     extra = (ranks * shares - 1) * layers.choices * of_choice * layers.num_layers / step.flops
     place = {rank: at for group in mesh.groups("expert", step.world_size) for at, rank in enumerate(group)}
     return [
@@ -272,13 +285,13 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     ]
 
 
-def _layers(mesh: Mesh, step: JobStep) -> _Layers | None:
-    """Return the layers with experts; None for a stage without any."""
+def layers_of(mesh: Mesh, step: JobStep) -> ExpertLayers | None:
+    """Return the layers with experts of a step; None for a stage without any."""
     messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
-    return _Layers.of(messages, mesh, step) if messages else None
+    return ExpertLayers.of(messages, mesh, step) if messages else None
 
 
-def _kinds(layers: _Layers, phase: str) -> list[tuple[int, int]]:
+def _kinds(layers: ExpertLayers, phase: str) -> list[tuple[int, int]]:
     """Return the layer, and the place in `AllToAlls`, of each all-to-all in a pass of a micro-batch, in order."""
     forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
     of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -10,12 +9,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
+from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import Exchange, StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.analytic.sharding import Ints
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.methods.strategies.pipeline import Pipeline
@@ -40,6 +41,7 @@ def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
     one for all. Gradients of tied parameters are then sums of shards.
     """
     from shardscope.analytic.sharding import row_shard_shapes
+    from shardscope.analytic.stage_trace import with_repeated
 
     along, ranks = pipeline_step(mesh, step), mesh.num_state_ranks(step.world_size)
     if not mesh.data.exchanges_in_passes or ranks == 1:
@@ -48,8 +50,8 @@ def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
     if not stages.is_measured:  # stages are cut by the memory of whole parameters
         cut = stages.replace(split=stages.split_of(along))
         along = replace(along, job=along.job.replace(strategy=cut))
-    rows = along.trace.parameters
-    shapes = [row_shard_shapes(row.shape, ranks) for row in rows]
+    rows = with_repeated(along.trace, stages.stages(along)).parameters
+    shapes = [[row.shape] * ranks if row.is_whole else row_shard_shapes(row.shape, ranks) for row in rows]
     return [
         replace(
             along,
@@ -77,8 +79,7 @@ def _of_data_ranks(groups: Ints, count: int) -> Ints:
 def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """Return the pipeline's own traffic, and that of the other axes on each stage.
 
-    The latter is an estimate if layers are split by measured time; and with ZeRO 2 and 3 under a schedule that splits
-    backward passes, whose halves may each gather parameters.
+    The latter is an estimate if layers are split by measured time.
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
@@ -88,9 +89,8 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
-    gathers_again = mesh.data.exchanges_in_passes and pipeline_of(mesh).schedule.splits_backward
-    if pipeline_of(mesh).is_measured or gathers_again:
-        whole = side_by_side([_inner_job(mesh, step).strategy.traffic(_whole(mesh, step))] * mesh.pipeline)
+    if pipeline_of(mesh).is_measured:
+        whole = side_by_side([each.job.strategy.traffic(each) for each in _wholes(mesh, step)])
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
         }
@@ -131,9 +131,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     return found._replace(
         exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
         flow=found.flow._replace(
-            copies=step.world_size // mesh.pipeline,
-            groups=1 if mesh.data.exchanges_in_passes else mesh.num_data_ranks(step.world_size),
-            sends=on_axis("pipeline", found.flow.sends),
+            copies=step.world_size // mesh.pipeline, sends=on_axis("pipeline", found.flow.sends)
         ),
     )
 
@@ -141,8 +139,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
 def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     """Return the other axes' states of the layers that each rank holds.
 
-    They are estimates if layers are split by measured time; and with ZeRO 2 and 3 if several stages of a rank share a
-    parameter, which stays whole.
+    They are estimates if layers are split by measured time.
     """
     from shardscope.analytic.memory.held import states_side_by_side
 
@@ -152,44 +149,50 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     if None in found:
         return None
     combined = states_side_by_side(found)
-    is_known = not pipeline_of(mesh).is_measured and not _keeps_whole(mesh, step)
-    return combined._replace(is_exact=combined.is_exact and is_known)
-
-
-def _keeps_whole(mesh: Mesh, step: JobStep) -> bool:
-    """Return whether a rank has a parameter that it would shard if only one of its stages used it."""
-    used = Counter(
-        (rank, place)
-        for rank, pieces in pipeline_of(mesh).stages(pipeline_step(mesh, step))
-        for place in {place for piece in pieces for place in piece.parameters}
-    )
-    return mesh.data.exchanges_in_passes and max(used.values()) > 1
+    return combined._replace(is_exact=combined.is_exact and not pipeline_of(mesh).is_measured)
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
     """Return the job of the ranks of one stage."""
     ranks = step.world_size // mesh.pipeline
-    return step.job.replace(strategy=mesh.replace(pipeline=1), world_size=ranks, elastic=None)
+    strategy = mesh.replace(pipeline=1) if ranks > 1 else Strategy("single")
+    return step.job.replace(strategy=strategy, world_size=ranks, elastic=None)
 
 
-def _whole(mesh: Mesh, step: JobStep) -> JobStep:
-    """Return the step of one stage if it had all layers."""
-    return replace(
-        step, job=_inner_job(mesh, step), follows_passes=True, slowness=(), update_slowness=(), memory=()
-    )
+def _wholes(mesh: Mesh, step: JobStep) -> Iterator[JobStep]:
+    """Yield the step of each pipeline rank if one of its stages, the one with most passes, had all layers."""
+    passes, ranks = _passes(mesh, step), pipeline_of(mesh).stage_ranks(mesh.pipeline)
+    for rank in range(mesh.pipeline):
+        own = [each for each, at in zip(passes, ranks, strict=True) if at == rank]
+        most = max(own, key=lambda each: sum(one.gathers for one in each))
+        whole = replace(step, slowness=(), update_slowness=(), memory=())
+        yield whole.of_ranks(
+            range(0), _inner_job(mesh, step), step.trace, [most] * len(step.trace.units) if most else ()
+        )
+
+
+def _passes(mesh: Mesh, step: JobStep) -> list[tuple[StagePass, ...]]:
+    """Return the passes of each stage; all are empty unless data ranks exchange in passes that may be split."""
+    stages = pipeline_of(mesh)
+    if mesh.data.exchanges_in_passes and stages.schedule.splits_backward:
+        return stages.passes_of_stages(step.micro_batches, mesh.pipeline)
+    return [()] * len(stages.stage_ranks(mesh.pipeline))
 
 
 def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
     """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
-    from shardscope.analytic.stage_trace import rank_traces
+    from shardscope.analytic.stage_trace import rank_traces, stages_of_units, with_repeated
 
     held = pipeline_of(mesh).stages(pipeline_step(mesh, step))
+    whole = with_repeated(step.trace, held)
     ranks = [rank for rank, _ in held] if by_stage else [*range(mesh.pipeline)]
     if by_stage:
         held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
-    job, size = _inner_job(mesh, step), step.world_size // mesh.pipeline
-    for rank, trace in zip(ranks, rank_traces(step.trace, held), strict=True):
-        yield step.of_ranks(range(rank * size, (rank + 1) * size), job, trace)
+    job, size, passes = _inner_job(mesh, step), step.world_size // mesh.pipeline, _passes(mesh, step)
+    traces, stages = rank_traces(whole, held), stages_of_units(whole, held)
+    for rank, trace, own in zip(ranks, traces, stages, strict=True):
+        by_unit = [passes[stage] for stage in own] if any(passes) else ()
+        yield step.of_ranks(range(rank * size, (rank + 1) * size), job, trace, by_unit)
 
 
 def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:

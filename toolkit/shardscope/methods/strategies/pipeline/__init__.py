@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.memory.in_flight import StageSaved
+    from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece
@@ -317,11 +318,17 @@ class Pipeline(Strategy):
             return None
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
-    def activations(self, step: JobStep) -> list[float] | None:
-        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.
+    def passes_of_stages(self, micro_batches: int, world_size: int) -> list[tuple[StagePass, ...]]:
+        """Return the passes of each stage in a step, in order."""
+        from shardscope.analytic.schedules import build
+        from shardscope.analytic.schedules.stage_passes import stage_passes
 
-        The result is an estimate if blocks are recomputed and the schedule splits the backward pass.
-        """
+        count = self.microbatches or micro_batches
+        table = build(self.schedule, world_size, count, self.stages_per_rank)
+        return stage_passes(table, self.passes(micro_batches))
+
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss."""
         from shardscope.analytic.memory.in_flight import saved_in_flight
 
         table = self._table(step)

@@ -135,7 +135,7 @@ class PipelineRank(RankStrategy):
         free_unused(model, [layer for index in modules for _, layer in self.cut.stages[index]])
         self.set_experts_apart()
         own = [(name, parameter) for name, parameter in self.own_parameters(model) if not parameter.is_meta]
-        self.data.adopt(model, [*self.modules], own)
+        self.data.adopt(model, [*self.modules], own, repeated=self.cut.repeated)
         self.names = dict(_held(model))
         self.parameters = [p for _, p in self.data.updated_parameters if p.requires_grad]
         self.placeholder = None if self.parameters else self._placeholder(model)

@@ -35,11 +35,13 @@ class StagedModel:
         outputs: The output tensors of each stage for one micro-batch, on the meta device: a single tensor, except for
             the last stage, whose outputs are passed to the loss.
         holders: The ranks that hold each parameter, by its name in the whole model; several if it is tied.
+        repeated: Names of the parameters that several stages of a rank hold.
     """
 
     stages: list[Layers]
     outputs: list[list[Tensor]]
     holders: dict[str, list[int]]
+    repeated: frozenset[str]
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -70,7 +72,12 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
-    return StagedModel(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
+    held = _holders(model, stages, ranks)
+    return StagedModel(
+        stages, [probes[end - 1].outputs for end in ends],
+        {name: sorted({*by}) for name, by in held.items()},
+        frozenset(name for name, by in held.items() if len(by) > len({*by})),
+    )  # fmt: skip
 
 
 def _split(
@@ -118,12 +125,12 @@ def _state_bytes(layer: nn.Module, job: Job) -> float:
 
 
 def _holders(model: nn.Module, stages: Sequence[Layers], ranks: Sequence[int]) -> dict[str, list[int]]:
-    held: dict[int, set[int]] = {}
+    """Return the rank of each stage that holds a parameter, by the parameter's name."""
+    held: dict[int, list[int]] = {}
     for stage, rank in zip(stages, ranks, strict=True):
-        for _, layer in stage:
-            for parameter in layer.parameters():
-                held.setdefault(id(parameter), set()).add(rank)
-    return {name: sorted(held[id(p)]) for name, p in model.named_parameters() if id(p) in held}
+        for key in {id(parameter) for _, layer in stage for parameter in layer.parameters()}:
+            held.setdefault(key, []).append(rank)
+    return {name: held[id(p)] for name, p in model.named_parameters() if id(p) in held}
 
 
 def free_unused(model: nn.Module, keep: Sequence[nn.Module]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch.distributed.pipelining import schedules
 
-from shardscope.analytic.schedules import DURATIONS, build
+from shardscope.analytic.schedules import DURATIONS, ScheduledOp, build
+from shardscope.analytic.schedules.stage_passes import followed_by_weights
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage, without_gathers
@@ -31,8 +32,11 @@ def schedule_of(
         microbatches: Number of micro-batches in one pass.
         options: Keyword arguments for torch's schedule.
     """
+    table = build(schedule, stages[0].group_size, microbatches, len(stages))
+    followed = followed_by_weights(table.ranks[stages[0].group_rank])
+    for stage in stages:
+        stage.followed = followed
     if schedule.torch_class is None:
-        table = build(schedule, stages[0].group_size, microbatches, len(stages))
         return without_gathers(OrderedSchedule(table.ranks, stages, microbatches, **options))
     run_by = getattr(schedules, schedule.torch_class)
     takes_one = issubclass(run_by, schedules.PipelineScheduleSingle)
@@ -85,6 +89,8 @@ class RecordedStage(StaticStage):
     """Strategy of the ranks with the same stage, which exchanges the stage's gradients."""
     inputs: Sequence[Any] = ()
     """Inputs of each micro-batch, for the first stage; set here because torch splits and checks only tensors."""
+    followed: Collection[ScheduledOp] = ()
+    """Backward passes after which parameters stay gathered; see `followed_by_weights`."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *others: Any, **options: Any) -> Any:
         with self.recorder.op("F", self.stage_index, fwd_chunk_id):
@@ -94,12 +100,17 @@ class RecordedStage(StaticStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        with self.recorder.op("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
+        with self._running("B" if full_backward else "I", bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with self.recorder.op("W", self.stage_index, bwd_chunk_id):
+        with self._running("W", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def _running(self, kind: str, microbatch: int) -> AbstractContextManager[None]:
+        """Return a context manager for a backward pass, which records it."""
+        self.is_followed = (kind, self.stage_index, microbatch) in self.followed
+        return self.recorder.op(kind, self.stage_index, microbatch)
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False
@@ -108,7 +119,12 @@ class RecordedStage(StaticStage):
         found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         self.recorder.memory.note()  # parameters that the pass has gathered
         is_last = last_backward and self.recorder.is_last_pass
-        self.data.after_backward(self.submod, has_weights=backward_type != "input", is_last=is_last)
+        self.data.after_backward(
+            self.submod,
+            has_weights=backward_type != "input",
+            is_last=is_last,
+            is_followed=self.is_followed,
+        )
         return found
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:

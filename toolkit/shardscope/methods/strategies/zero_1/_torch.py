@@ -46,16 +46,15 @@ class Zero1Rank(Partitioned):
     def wrap(self, model: nn.Module) -> nn.Module:
         trained = [(name, p) for name, p in self.own_parameters(model) if p.requires_grad]
         self._flatten(trained, model)
-        for _, parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.handles = [p.register_post_accumulate_grad_hook(self._arrived) for _, p in trained]
         return model
 
     def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
         trained = [(name, p) for name, p in named if p.requires_grad]
         self._flatten(trained, self.model)
         self.is_adopted = True
-        for _, parameter in trained:  # passes need not end in `AccumulateGrad`, whose hooks `wrap` uses
-            parameter.register_hook(partial(self._computed, parameter))
+        # passes need not end in `AccumulateGrad`, whose hooks `wrap` uses
+        self.handles = [p.register_hook(partial(self._computed, p)) for _, p in trained]
         self._hold()
 
     def _computed(self, parameter: nn.Parameter, _: Tensor) -> None:
@@ -100,6 +99,10 @@ class Zero1Rank(Partitioned):
 
     def close(self) -> None:
         super().close()
+        for (
+            handle
+        ) in self.handles:  # hooks of a parameter keep its strategy, beyond the reach of Python's collector
+            handle.remove()
         self.sender.close()
 
     @contextmanager

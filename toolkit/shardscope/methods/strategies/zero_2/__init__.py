@@ -77,8 +77,8 @@ class Zero2(FlatShards, FullyShardedStrategy):
                     "shards of FSDP2; leave one of them out"
                 )
 
-    def gathers(self, micro_batches: int) -> int:
-        return 1
+    def gathers(self, passes: int) -> int:
+        return min(1, passes)
 
     @property
     def _form(self) -> type[FlatShards | FullyShardedStrategy]:

@@ -36,8 +36,8 @@ class Zero3(FullyShardedStrategy):
             )
         return fields
 
-    def gathers(self, micro_batches: int) -> int:
-        return 2 * micro_batches
+    def gathers(self, passes: int) -> int:
+        return passes
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_3._torch import Zero3Rank
