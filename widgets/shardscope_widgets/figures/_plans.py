@@ -48,6 +48,7 @@ REASON_NAMES = {
     "no replicas": "same as another: nothing to shard over",
     "no recomputation": "same as another: nothing to recompute",
     "recompute-layers": "same as another: same number of recomputed layers",
+    "no job": "no job has this combination of settings",
     "does not fit": "does not fit in memory",
     "beaten": "slower and larger than the plans kept",
 }
