@@ -45,8 +45,9 @@ FEWER = {
         "STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind",
         '"gpt-nano", "data": "python-source"': '"mlp", "data": "digits"',
     },
-    "14-hybrid": {"STEPS = 12": "STEPS = 4", "TIMED = 8": "TIMED = 4", **SHORTER},
     "12-faults": {"STEPS, MTBF_STEPS = 48": "STEPS, MTBF_STEPS = 24"},
+    "13-data": {"80 kB/s": "400 kB/s"},
+    "14-hybrid": {"STEPS = 12": "STEPS = 4", "TIMED = 8": "TIMED = 3", **SHORTER},
 }  # fmt: skip
 """Steps, trials, sweeps and models of a notebook, and what is enough to run each of its cells (`--every-case`: as it
 is). An evaluation takes longest for language models and small batches."""

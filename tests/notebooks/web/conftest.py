@@ -1,4 +1,4 @@
-"""The web page, built once for all workers, served on loopback and opened in Chromium."""
+"""The web page, with the reference, built once for all workers, served on loopback and opened in Chromium."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    """The page with one rendered notebook, at an address on loopback."""
-    needs_chromium()
+def built(tmp_path_factory):
+    """The folder of the page with one rendered notebook."""
     shared = shared_folder(tmp_path_factory, "web")
     out = Path(os.environ.get("SHARDSCOPE_PAGE") or shared / "page")
     with FileLock(shared / "page.lock"):
@@ -45,17 +44,24 @@ def site(tmp_path_factory):
                 "--notebooks",
                 NOTEBOOK,
             ]
-            built = subprocess.run(
+            done = subprocess.run(
                 [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280
             )
-            if "cannot download Pyodide" in built.stderr:
-                pytest.skip(built.stderr)
-            if built.returncode:
+            if "cannot download Pyodide" in done.stderr:
+                pytest.skip(done.stderr)
+            if done.returncode:
                 shutil.rmtree(
                     out, ignore_errors=True
                 )  # so that no other worker takes half a page for a whole one
-            assert built.returncode == 0, built.stderr
-    handler = functools.partial(_Quiet, directory=out)
+            assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def site(built):
+    """The page, at an address on loopback."""
+    needs_chromium()
+    handler = functools.partial(_Quiet, directory=built)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"

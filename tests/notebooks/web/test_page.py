@@ -45,10 +45,10 @@ AS_TEXT = """texts => texts.map(text => {
 })"""
 
 
-def open_panel(page, site, panel, settings=""):
-    page.goto(
-        "about:blank"
-    )  # an address that differs in its panel alone keeps the page, and what was set there
+def open_panel(page, site, panel, settings="", *, anew=True):
+    """Show a panel that nobody has used yet; a page that is not opened anew keeps the Python that it has started."""
+    if anew or page.evaluate("panel => performance.getEntriesByName(`shown-${panel}`).length", panel):
+        page.goto("about:blank")  # an address that differs in its panel alone keeps what was set there
     page.goto(site if "#" in site else f"{site}#{panel}{settings}")
     page.wait_for_function(f"() => performance.getEntriesByName('shown-{panel}').length > 0")
     page.wait_for_selector(f"#panel-{panel} .js-plotly-plot .main-svg")
@@ -124,7 +124,7 @@ def agree(page, panel, widget):
 @pytest.mark.parametrize("panel", ASKED)
 def test_a_panel_answers_as_its_widget_does_in_a_notebook(page, site, panel):
     name, settings = ASKED[panel]
-    open_panel(page, site, panel)
+    open_panel(page, site, panel, anew=False)
     widget = getattr(shardscope_widgets, name)()
     agree(page, panel, widget)
     for asked in settings:
@@ -192,7 +192,7 @@ def test_an_address_carries_the_settings_of_a_panel(page, site):
 def test_nothing_is_wider_than_a_phone(page, site):
     page.set_viewport_size({"width": 600, "height": 900})
     for panel in ASKED:
-        open_panel(page, site, panel)
+        open_panel(page, site, panel, anew=False)
         page.wait_for_function("() => document.documentElement.scrollWidth <= 600")
 
 

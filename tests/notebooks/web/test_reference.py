@@ -122,15 +122,20 @@ def test_a_rendered_notebook_leads_to_others_that_are_rendered_and_else_to_the_r
 
 @pytest.mark.slow
 def test_the_site_is_written_without_a_warning_and_every_link_inside_it_leads_somewhere(
-    reference, rendered, links, tmp_path
+    built, reference, rendered, links, tmp_path
 ):
-    """All of the site but what only a browser runs: Pyodide, the front end, and outputs of notebooks."""
+    """All of the site but what only a browser runs: Pyodide, the front end, and outputs of notebooks.
+
+    The build turns a warning of Sphinx into an error.
+    """
     site = shutil.copytree(WEB / "site", tmp_path / "site")
+    shutil.copytree(built / "reference", site / "reference")
     notebooks = [*WEB.parent.glob("*.ipynb")]
     names = {path.stem for path in notebooks}
     for path in notebooks:
         rendered.write_page(nbformat.read(path, as_version=4), path, site / "notebooks", names)
-    reference.write_reference(site / "reference", names)
+    for page in reference.GUIDE.glob("*.md"):
+        assert {*re.findall(r"\(\.\./([\w-]+)\.ipynb", page.read_text())} <= names, page
     assert len(list(site.rglob("*.html"))) > 200
     assert links.broken_links(site) == []
 
