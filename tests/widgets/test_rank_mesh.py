@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import shardscope as ss
 from shardscope.runlog.axes import axis_of
+from shardscope.runlog.spans import covered
 from shardscope_widgets import figures
 from shardscope_widgets.figures._rank_mesh import draw_rank_mesh, grid_places, rank_mesh_text
 
@@ -74,6 +77,24 @@ def test_a_recorded_step_replaces_bytes_and_times(info, prediction):
         1,
         1,
     )
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("interleaved", 2)])
+def test_messages_between_stages_cost_no_time_while_passes_run(schedule, stages):
+    layout = ss.Layout(
+        data=2, pipeline=2, schedule=schedule, virtual_stages=stages, global_batch=32, micro_batch=2
+    )
+    prediction = ss.predict(ss.Job(model="gpt-nano", data="python-source", layout=layout))
+    step = ss.simulate.step_events(prediction.job)
+    passes = [(e.rank, e.start_s, e.end_s) for e in step.events if e.lane == "compute"]
+    early = [
+        e._replace(start_s=max(0.0, e.start_s - 0.5 * step.step_time_s), lane="communication")
+        for e in step.events
+        if axis_of(e.kind) == "pipeline"
+    ]  # receives that are posted long before they are needed
+    shown = figures.info(figures.rank_mesh, prediction).measured(replace(step, events=(*step.events, *early)))
+    computing = sum(covered((a, b) for rank, a, b in passes if rank == each) for each in range(4)) / 4
+    assert 0 < shown.seconds["pipeline"] <= step.step_time_s - computing + 1e-9
 
 
 def test_stages_of_a_pipeline_hold_different_layers_and_all_of_them_together():

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.runlog.spans import union
+from shardscope.runlog.spans import covered
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import bytes_text, count_text, duration_text, listed
 
@@ -184,7 +184,11 @@ def _sent(step: StepEvents) -> dict[str, tuple[int, ...]]:
 
 
 def _seconds(step: StepEvents) -> dict[str, float]:
-    """Return the mean over ranks of the time in collectives on each axis."""
+    """Return the mean over ranks of the time in collectives on each axis.
+
+    Collectives of other axes are parts of passes, messages of the pipeline are not. Receives that were posted early
+    go on while passes run, so only the rest of their time is counted.
+    """
     axes = dict.fromkeys(axis for event in step.events if (axis := axis_of(event.kind)))
     return {axis: sum(_spent(step, axis)) / step.world_size for axis in axes}
 
@@ -196,7 +200,12 @@ def _spent(step: StepEvents, axis: str) -> Iterator[float]:
             for event in step.events
             if axis_of(event.kind) == axis and rank in (event.rank, event.peer)
         ]
-        yield sum(end - start for start, end in union(spans))
+        passes = [
+            (event.start_s, event.end_s)
+            for event in step.events
+            if axis == "pipeline" and event.lane == "compute" and event.rank == rank
+        ]
+        yield covered([*spans, *passes]) - covered(passes)
 
 
 def rank_mesh_text(*infos: RankMeshInfo) -> str:

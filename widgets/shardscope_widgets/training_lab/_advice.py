@@ -218,6 +218,8 @@ def _placeholder(subject: Subject, told: _Told | None) -> str:
     """Return the text to show until a run is explained; empty if it will not be explained."""
     if subject.num_steps >= LEAST_STEPS and (told is None or subject.is_alive):
         return f"{subject.label} is being explained."
+    if subject.is_alive and getattr(subject.run.job, "steps", LEAST_STEPS) < LEAST_STEPS:
+        return f"{subject.label} is too short for an explanation, which needs {LEAST_STEPS} steps."
     if subject.is_alive:
         return f"{subject.label} has started; the explanation follows after {LEAST_STEPS} steps."
     return ""
