@@ -77,7 +77,9 @@ def hold(pool: RankPool, strategy: ss.Strategy, folder: Path, **settings: Any) -
 
 
 def label(value: Any) -> str:
-    return f"{value.label}-{value.stages.label}" if isinstance(value, ss.Strategy) else str(value)
+    if isinstance(value, ss.Strategy):
+        return f"{value.label}-{value.stages.label}"
+    return "-".join(f"{name}={getattr(each, '__name__', each)}" for name, each in value.items())
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ STAGED = [
     (staged("zero-3", "zb-h1"), "full"),
     (staged("zero-3", "v-half"), "none"),
     (staged("zero-2", "zbv"), "selective"),
+    (staged("ring", "zb-h1", tensor=2), "full"),
 ]
 """Meshes with a pipeline, each with a recomputation mode."""
 SETTINGS: list[dict[str, Any]] = [

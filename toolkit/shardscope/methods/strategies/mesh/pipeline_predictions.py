@@ -79,7 +79,8 @@ def _of_data_ranks(groups: Ints, count: int) -> Ints:
 def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """Return the pipeline's own traffic, and that of the other axes on each stage.
 
-    The latter is an estimate if layers are split by measured time.
+    The latter is an estimate if layers are split by measured time. So are the collectives of layers that are recomputed
+    in split backward passes: PyTorch repeats a layer's forward pass for the gradients of each of its weights.
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
@@ -93,6 +94,15 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
         whole = side_by_side([each.job.strategy.traffic(each) for each in _wholes(mesh, step)])
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
+        }
+    if pipeline_of(mesh).schedule.splits_backward and step.job.recompute != "none":
+        most = 1 + len(step.trace.parameters)
+        inside |= {
+            name: each._replace(
+                bounds=(0 * each.bytes, most * np.maximum(each.bytes, (each.bounds or (0, 0))[1]))
+            )
+            for name, each in inside.items()
+            if axis_of(name) in {"tensor", "context", "expert"}
         }
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
     others = mesh.pipeline - 1
