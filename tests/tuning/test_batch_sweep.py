@@ -59,8 +59,8 @@ def test_the_chart_and_its_words() -> None:
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert _batch_sweep.batch_sweep_text(info) == (
-        "**The batch can grow to 64 before the target is missed. lamb reaches 64 (sgd: 32), lars misses it at every "
-        "size tried: lamb helps here.**\n\n"
+        "**The batch can grow to 64 before the target is missed, though runs of only 8 steps at that size say little. "
+        "lamb reaches 64 (sgd: 32), lars misses it at every size tried: lamb helps here.**\n\n"
         "- The target: a validation loss of 0.5 or less, after 512 samples at every batch size.\n"
         "- It is reached by sgd up to 32 and lamb up to 64; not by lars.\n"
         "- Between 64 and 128, no size was tested, so the limit lies somewhere between the two. The sweep of an "
@@ -267,6 +267,7 @@ def test_a_single_rate_is_not_chosen_so_all_seeds_count(runs_root: Path) -> None
         ({"batches": ss.PowersOfTwo(1, 64)}, "is not divisible by world_size=2"),
         ({"batches": ss.PowersOfTwo(32, 512)}, "leaves only 1 step, because every run"),
         ({"batches": ss.PowersOfTwo(32, 64), "optimizers": ["adamx"]}, "did you mean 'adamw'"),
+        ({"batches": [32, 64]}, "is not a range of batch sizes"),
         ({"batches": ss.PowersOfTwo(32, 64), "seeds": []}, "leave nothing to run"),
         ({"batches": ss.PowersOfTwo(32, 64), "seeds": [0]}, "leave none for the median"),
     ],

@@ -28,7 +28,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from shardscope.analytic.large_batch import scaled_lr
-from shardscope.errors import SpecError, StudyError
+from shardscope.errors import SpecError, StudyError, quoted
 from shardscope.runtime import Run, launch
 from shardscope.spec import Job, LRSchedule, Optimizer, Record
 from shardscope.spec.space import PowersOfTwo
@@ -304,6 +304,10 @@ def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
 def _check(
     job: Job, batches: PowersOfTwo, optimizers: Sequence[str], seeds: Sequence[int], factors: Sequence[float]
 ) -> None:  # fmt: skip
+    if not isinstance(batches, PowersOfTwo):
+        raise SpecError(
+            f"batches={quoted(batches)} is not a range of batch sizes; give for example PowersOfTwo(32, 1024)"
+        )
     if not seeds or not optimizers or not factors:
         raise SpecError(
             f"seeds={list(seeds)}, optimizers={list(optimizers)} and factors={list(factors)} leave nothing to run; "

@@ -96,12 +96,12 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
     here = info.measured or info.predicted
     if here is None:
         return text
-    origin = f"measured in {plural(info.num_steps, 'step')}" if info.measured else "predicted"
+    origin = f"measured in {plural(info.num_steps, 'step')}" if info.measured else "predicted before it runs"
     text += f" In the small job, {_most(here)}, as {origin}."
     if here.ranking[0] != info.planned.ranking[0]:
         text += (
-            " The first is the answer for the plan: here, each message also costs time of this machine's cores, and "
-            "links inside a node are its own."
+            " The first is the answer for the plan. In the small job, this machine's cores also spend time on each "
+            "message, and ranks of one node exchange messages in its memory, which is not slowed like other links."
         )
     return text
 

@@ -263,6 +263,9 @@ def _answer(info: SweepInfo) -> str:
     if most is None:
         return "None of the optimizers reaches the target at any of the batch sizes tried."
     said = f"The batch can grow to {most} before the target is missed"
+    steps = _steps_by_batch(info)[most]
+    if steps < _FEW_STEPS:
+        said += f", though runs of only {steps} steps at that size say little"
     lines = [line for line in info.lines if line.largest == most]
     accuracy = _accuracy(lines[0])
     layerwise = sorted((e for e in info.lines if e.is_layerwise), key=lambda e: -(e.largest or 0))
@@ -386,10 +389,13 @@ def _time(info: SweepInfo) -> str:
     return f"{said}. Larger batches are no faster." if place + 1 < line.num_reached else f"{said}."
 
 
+def _steps_by_batch(info: SweepInfo) -> dict[int, int]:
+    return {b: n for line in info.lines for b, n in zip(line.batches, line.steps, strict=True)}
+
+
 def _few_steps(info: SweepInfo) -> list[str]:
-    steps = {b: n for line in info.lines for b, n in zip(line.batches, line.steps, strict=True)}
     return [
         f"At batch size {batch}, a run has only {number} steps, so its {QUALITY_WORDS[info.quality]} says little."
-        for batch, number in sorted(steps.items())
+        for batch, number in sorted(_steps_by_batch(info).items())
         if number < _FEW_STEPS
     ]

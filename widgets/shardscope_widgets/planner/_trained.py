@@ -152,11 +152,10 @@ def rehearsal_text(planned: Layout, found: Rehearsal, prediction: JobPrediction,
     part = (
         f", with {here.num_micro_batches} of its {planned.num_micro_batches:,} micro-batches" if fewer else ""
     )
-    how = "" if prediction.emulated is None else " in slow motion"
     return (
         f"Run {name} trains {job.model} with {degrees}{cut}. Each of its {job.steps} steps takes about "
-        f"{duration_text(_step_s(found, prediction))}. It shows a step of the plan ({duration_text(found.planned_s)})"
-        f"{how}{part}."
+        f"{duration_text(_step_s(found, prediction))}. It stands for a step of the plan "
+        f"({duration_text(found.planned_s)}){part}."
     )
 
 
