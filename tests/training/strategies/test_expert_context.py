@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import shardscope as ss
+from conformance.alone import context_for
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance
+from conformance.strategy import StrategyConformance, job, mean_losses, relative_difference, train
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
+from shardscope.training.context import RankContext
+from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
+from shardscope.training.strategies._sequence_check import require_loss_by_parts
 
 COMMS = ("all-gather", "ring", "ulysses")
 
@@ -51,6 +60,61 @@ def follow(
 
     OfParts.strategy, OfParts.model = strategy, staticmethod(model)
     OfParts().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
+
+
+def with_prompts() -> Any:
+    """Sequences of which only the second half has targets, so that an early part has none."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(256, (96, 17), generator=generator)
+    targets = text[:, 1:].clone()
+    targets[:, :8] = -100
+    rows = torch.utils.data.TensorDataset(text[:, :-1], targets)
+    return rows, rows
+
+
+def without_balance(output: Any, targets: Tensor) -> Tensor:
+    scores = output["logits"] if isinstance(output, dict) else output
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def with_mean(output: Any, targets: Tensor) -> Tensor:
+    return without_balance(output, targets) + output["balance_loss"].mean()
+
+
+def with_sum(output: Any, targets: Tensor) -> Tensor:
+    scores = output["logits"].flatten(0, 1)
+    return functional.cross_entropy(scores, targets.flatten(), reduction="sum") + output["balance_loss"].sum()
+
+
+without_balance.count = lambda targets: int((targets != -100).sum())  # type: ignore[attr-defined]
+with_sum.reduction = "sum"  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_ranks_whose_part_has_no_targets_average_probabilities_too(pool: RankPool, tmp_path: Path) -> None:
+    """The ranks average the gradients of routers' probabilities, whether or not the loss depends on them."""
+    fields = {"model": mixed, "data": with_prompts, "loss": without_balance, "steps": 3}
+    ours = job(strategy=mesh("ulysses", expert=1), world_size=2, batch=ss.Batch(48, micro_batch=24), **fields)
+    alone = job(strategy="single", **fields)
+    losses, parameters = pool.run(partial(_trained_alone, alone), tmp_path)[0]
+    results = pool.run(partial(train, ours), tmp_path)
+    assert mean_losses(results) == pytest.approx(losses, rel=1e-9)
+    assert all(relative_difference(found, parameters) < 1e-9 for _, found in results)
+
+
+def _trained_alone(alone: ss.Job, context: RankContext) -> Any:
+    return train(alone, context_for(alone, context)) if context.rank == 0 else None
+
+
+@pytest.mark.parametrize(("loss", "is_refused"), [(with_mean, False), (with_sum, True)])
+def test_a_sum_with_the_balance_loss_is_refused_which_each_rank_would_add(
+    loss: Any, is_refused: bool
+) -> None:
+    batch, resolved = torch.randint(256, (2, 4, 16)), resolve_loss(loss)
+    with pytest.raises(ss.SpecError, match="such as a balance loss") if is_refused else nullcontext():
+        split = SequenceSplit(SequenceAxis(2), "ring")
+        require_loss_by_parts(mixed(), resolved, resolved.count, split, (batch[0], batch[1]))
 
 
 @pytest.mark.slow

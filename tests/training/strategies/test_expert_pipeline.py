@@ -65,7 +65,13 @@ def follow(
     OfStages().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
 
 
-@pytest.mark.parametrize("make", [dropless, dropping])
+def partly_evaluated() -> nn.Module:
+    model = dropless()
+    model.blocks[1].eval()  # type: ignore[operator,index]
+    return model
+
+
+@pytest.mark.parametrize("make", [dropless, dropping, partly_evaluated])
 def test_layers_in_order_compute_what_the_model_does(make: Any) -> None:
     model, tokens = make(), torch.randint(256, (3, 16))
     whole, in_order = model(tokens), InOrder(model)(tokens)

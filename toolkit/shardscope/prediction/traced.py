@@ -1,6 +1,6 @@
 """Trace of one training step of a job's model, recorded by torch from shapes only, as input to predictions.
 
-    python -m shardscope.prediction.traced        reads jobs as JSON, one a line, and prints the trace of each
+    python -m shardscope.prediction.traced        reads jobs as JSON, one a line, and prints each line's hash and trace
 
 A notebook's kernel and a study's driver do not need torch (200 MB, seconds to import), so a job without user code is
 traced in a separate process. If torch is already loaded, or the job has user functions, it is traced in this
@@ -21,6 +21,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Timer
 from time import monotonic
 from typing import Any
@@ -205,41 +206,56 @@ class _Tracer:
         assert child.stdout is not None
         began, late = monotonic(), Timer(_WITHIN_S, child.kill)
         late.start()
+        line = asked.replace("\n", " ") + "\n"
+        answers = f"{_name_of(line)} "
         try:
-            child.stdin.write(asked.replace("\n", " ") + "\n")
+            child.stdin.write(line)
             child.stdin.flush()
-            found = child.stdout.readline()
+            # other code of the process may print lines of its own
+            found = next((each for each in iter(child.stdout.readline, "") if each.startswith(answers)), "")
         except BrokenPipeError:  # it ended with an error
             found = ""
         finally:
             late.cancel()
         if found:
-            return found
-        _, told = child.communicate()
-        self._child = None
+            return found.removeprefix(answers)
+        told = self._ended()
         if monotonic() - began >= _WITHIN_S:
             raise StudyError(_failed(asked, f"it took more than {_WITHIN_S:.0f} s"))
         raise _error_of(asked, told, child.returncode)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also in the middle of a trace."""
         if self._child is not None:
-            self._child.communicate()
-            self._child = None
+            self._child.kill()
+            self._ended()
 
-    @staticmethod
-    def _started() -> subprocess.Popen[str]:
+    def _ended(self) -> str:
+        """Wait for the end of the process, and return what it has written to its standard error."""
+        assert self._child is not None
+        self._child.communicate()
+        self._child = None
+        self._told.seek(0)
+        return self._told.read().decode(errors="replace")
+
+    def _started(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(
             [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         command = [sys.executable, "-P", "-m", "shardscope.prediction.traced"]
+        self._told = TemporaryFile()  # noqa: SIM115 - until the process ends; a pipe that nobody reads fills up
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._told, text=True,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
 
 
 _shared: ContextVar[_Tracer | None] = ContextVar("shared_tracer", default=None)
+
+
+def _name_of(asked: str) -> str:
+    """Return the name of a line with a job, which begins the line of its trace."""
+    return sha256(asked.encode()).hexdigest()
 
 
 def _traced_elsewhere(asked: str) -> str:
@@ -270,4 +286,4 @@ if __name__ == "__main__":
     from shardscope.prediction._torch_trace import trace
 
     for line in sys.stdin:
-        print(trace(Job.from_json(line)).model_dump_json(), flush=True)
+        print(f"\n{_name_of(line)}", trace(Job.from_json(line)).model_dump_json(), flush=True)

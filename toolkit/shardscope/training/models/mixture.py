@@ -11,7 +11,6 @@ evaluation, it returns logits only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -71,15 +70,22 @@ class MixtureGPT(GPT):
         ]
 
     def _passing_on(self, block: nn.Module) -> nn.Module:
-        return ForwardPart(partial(self._pass_on, block), block) if isinstance(block, MixtureBlock) else block
+        if not isinstance(block, MixtureBlock):
+            return block
+        part = ForwardPart(lambda carried: self._pass_on(part, block, carried), block)
+        part.training = self.training
+        return part
 
-    def _pass_on(self, block: MixtureBlock, carried: Tensor) -> Tensor:
-        """Apply a block to activations, or to what `_pass_on` returns for the block before it."""
+    def _pass_on(self, part: ForwardPart, block: MixtureBlock, carried: Tensor) -> Tensor:
+        """Apply a block to activations, or to what `_pass_on` returns for the block before it.
+
+        Whether its balance loss is passed on depends on the mode of the model, as in `forward`, not on the block's own.
+        """
         assert self.config.mixture is not None
         x, before = self._unpacked(carried)
         output: Tensor
         output, balance = block(x)
-        if not block.training or not self.config.mixture.balance:
+        if not part.training or not self.config.mixture.balance:
             return output
         total = balance if before is None else before + balance
         return torch.cat([output.flatten(1), total[:, None].to(output.dtype)], 1)

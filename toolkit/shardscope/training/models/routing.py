@@ -8,7 +8,7 @@ context group has a part of every sequence, the ranks add up the choices and pro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,8 @@ class Router(nn.Linear):
             if self.sequences is not None:
                 mean, counts = self.sequences.mean(mean), self.sequences.of_all_parts(counts)
             balance = balance_of(mean, counts.sum((1, 2)))
+            if self.sequences is not None:
+                weights = _Tied.apply(weights, balance)  # type: ignore[no-untyped-call]
             is_kept = self._within_capacity(experts, chosen, counts, own)
         if self.tally.is_on and self.training and not _compat.is_in_backward():
             kept = assigned
@@ -145,6 +147,24 @@ class Router(nn.Linear):
         taken = chosen.cumsum(2) + before[:, :, None]  # with the choice itself
         place: Tensor = taken.flatten(1, 2).gather(-1, experts[..., None]).squeeze(-1)
         return place <= capacity
+
+
+class _Tied(torch.autograd.Function):
+    """Returns the first tensor; its backward pass also runs that of the second, with a gradient of zero.
+
+    The ranks of a context group average probabilities in their backward passes, so all of them must get there, also
+    those whose loss does not depend on the balance loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, returned: Tensor, other: Tensor) -> Tensor:
+        ctx.save_for_backward(other)
+        return returned.view_as(returned)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (other,) = ctx.saved_tensors
+        return gradients[0], torch.zeros_like(other)
 
 
 def balance_of(mean: Tensor, assigned: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def require_loss_by_parts(
     inputs, targets = map_tensors(lambda tensor: tensor[:1], batch)
     with unchanged(model, {}), torch.no_grad():
         output = call(model, inputs)
-    leaves = [each for each in tensors_in(output) if each.dim() > 1 and each.is_floating_point()]
+    leaves = [each for each in tensors_in(output) if each.is_floating_point()]
     if not leaves or own_loss(output) is not None:
         return
     for leaf in leaves:
@@ -135,7 +135,8 @@ def require_loss_by_parts(
         raise SpecError(
             f"loss={loss.name!r} of whole sequences is not the mean of its values for the parts of them on "
             f"{size} context ranks; use a mean over tokens, each with its own target (and -100 for those that do not "
-            "count, with an attribute count that returns the number of others), or context=1"
+            "count, with an attribute count that returns the number of others), plus means of what is the same on all "
+            "ranks, such as a balance loss; or context=1"
         )
 
 

@@ -401,6 +401,8 @@ class FullySharded(Partitioned):
 
     @torch.no_grad()  # reading the shard of a DTensor is cheaper without autograd
     def finish_exchange(self) -> None:
+        if self.is_adopted and not self.units:  # a stage without experts
+            return
         uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
         self._settle(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
         _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None], self.context.group)
