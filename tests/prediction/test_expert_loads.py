@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def test_a_step_with_a_skewed_router_takes_as_long_as_predicted_from_its_recorde
         optimizer=ss.Optimizer("adamw", lr=1e-6),
     )  # fmt: skip
     run = ss.launch(job, CLUSTER).wait(120)
-    measured = median(run.metrics()["step_time_s"][1:])
+    measured = min(run.metrics()["step_time_s"][1:])  # other programs only make steps longer
     usual = ss.predict(job, CLUSTER).step_time_s
     found = ss.predict(job, CLUSTER, expert_loads=run.reduced().experts.loads).step_time_s
     print(f"measured {measured:.3f} s, predicted {found:.3f} s, with an even load {usual:.3f} s")
