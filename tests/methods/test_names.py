@@ -28,6 +28,7 @@ EXCEPTED = {
     "widgets/shardscope_widgets/figures/_communication_look.py": ALGORITHMS,
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
+    "toolkit/shardscope/prediction/observed.py": {"mesh"},  # what wraps a model that is observed
     # Settings of other programs, by our names.
     "toolkit/shardscope/planner/trainer_config/deepspeed.py": {"adamw"},
     "toolkit/shardscope/planner/trainer_config/megatron.py": {"adamw", "sgd"},

@@ -176,7 +176,7 @@ def test_the_totals_are_those_of_the_forms_that_count_each_rank(world: int) -> N
             for m in (1, 3):
                 strategy = spec(replicas=replicas)
                 exact = fully_sharded_traffic(
-                    [shapes], world, ShardCollectives(4), gathers=strategy.gathers(m), replicas=replicas,
+                    [shapes], world, ShardCollectives(4), gathers=strategy.gathers(2 * m), replicas=replicas,
                     micro_batches=m,
                 )  # fmt: skip
                 moved = sum(sum(sent.bytes) for name, sent in exact.items() if name != "agreement")

@@ -129,7 +129,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in strategy.buckets]
         return int(comm.sent_bytes(comm.flat_shards_traffic(buckets, ours.world_size, carriers))[0])
     sent = comm.fully_sharded_traffic(
-        units(trainer), ours.world_size, carriers, gathers=ours.strategy.gathers(micro_batches),
+        units(trainer), ours.world_size, carriers, gathers=ours.strategy.gathers(2 * micro_batches),
         replicas=ours.strategy.replicas, micro_batches=micro_batches,
     )  # fmt: skip
     return int(comm.sent_bytes(sent)[trainer.context.rank])

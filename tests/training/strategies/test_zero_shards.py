@@ -55,7 +55,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
         by_rank = comm.flat_shards_traffic(buckets, world, comm.ShardCollectives(ITEM))
     else:
         by_rank = comm.fully_sharded_traffic(
-            units(trainer), world, comm.ShardCollectives(ITEM), gathers=strategy.gathers(micro_batches),
+            units(trainer), world, comm.ShardCollectives(ITEM), gathers=strategy.gathers(2 * micro_batches),
             replicas=strategy.replicas, micro_batches=micro_batches,
         )  # fmt: skip
     return int(comm.sent_bytes(by_rank)[trainer.context.rank])
