@@ -246,7 +246,12 @@ def test_what_this_machine_cannot_keep_up_with_is_said() -> None:
 @pytest.mark.parametrize(
     ("fix", "per_node", "settings", "told"),
     [
-        ({**REPLICAS, "data": 4}, (2, 2), {"world_size": 2}, "world_size=2 is not the 4 devices of the plan"),
+        (
+            {**REPLICAS, "data": 4},
+            (2, 2),
+            {"world_size": 2},
+            "on unlike devices each rank stands for one of the plan's 4",
+        ),
         (REPLICAS, (1, 1), {"world_size": True}, "world_size=True is not a number of ranks"),
         (STAGES, (1, 1), {"model": "mlp"}, "model='mlp' is not a transformer"),
         (STAGES, (1, 1), {"step_s": 0.0}, "step_s=0.0 is not a step time"),
