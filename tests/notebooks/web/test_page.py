@@ -55,7 +55,11 @@ def open_panel(page, site, panel, settings="", *, anew=True):
 
 
 def all_of(widget, kind):
-    """Every widget of a kind inside a widget, in the order in which they are shown."""
+    """Every widget of a kind inside a widget, in the order in which they are shown, but the run of a plan, which the
+    page cannot launch.
+    """
+    if "ss-trained" in getattr(widget, "_dom_classes", ()):
+        return []
     found = [widget] if isinstance(widget, kind) else []
     return found + [each for child in getattr(widget, "children", ()) for each in all_of(child, kind)]
 
