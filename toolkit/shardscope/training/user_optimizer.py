@@ -52,9 +52,8 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
             for piece in empty_pieces(optimizer):  # a run that resumes has loaded that of other ranks
                 optimizer.state.pop(piece, None)
         strategy.precision.around_step = partial(_around, job, strategy, skips=skips, copies=copies)
-    if (
-        split := strategy.tensor_split
-    ) is not None:  # after refusing collectives of its own between different parts
+    split = strategy.tensor_split
+    if split is not None:  # after refusing collectives of its own between different parts
         dims = {name: cut.dim for name, cut in split.cuts.items()}
         found = _unlike_whole(strategy, named, partial(updates_parts_alike, dims=dims))
         if found is not None:

@@ -132,7 +132,7 @@ def _passes(data: JobStep) -> tuple[tuple[StagePass, ...], ...]:
 
 
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
-    """Return the exchanges of the gradients of experts at their time: after the last pass, unless they are later."""
+    """Return the exchanges of the gradients of experts, moved to after the last pass; those of the optimizer stay."""
     from shardscope.analytic.communication.plan import When
 
     end = When("optimizer", 0.0)

@@ -99,9 +99,8 @@ class Zero1Rank(Partitioned):
 
     def close(self) -> None:
         super().close()
-        for (
-            handle
-        ) in self.handles:  # hooks of a parameter keep its strategy, beyond the reach of Python's collector
+        # hooks of a parameter keep its strategy, beyond the reach of Python's collector
+        for handle in self.handles:
             handle.remove()
         self.sender.close()
 
