@@ -90,9 +90,7 @@ class Found(NamedTuple):
 EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 4, *(np.zeros(0),) * 2)
 
 
-def search(
-    setting: SearchSettings, found: Candidates, *, keep: int | None, below_s: float = np.inf
-) -> Found:
+def search(setting: SearchSettings, found: Candidates, *, keep: int | None, below_s: float = np.inf) -> Found:
     """Score all candidates and keep the first `keep` Pareto fronts over time and memory.
 
     On a mixed cluster, the split of the layers depends on the free memory, so no layout is skipped early.
