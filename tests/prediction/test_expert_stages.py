@@ -70,8 +70,6 @@ def hold(pool: RankPool, strategy: ss.Strategy, folder: Path, **settings: Any) -
         said = job.strategy.traffic(JobStep(job, trace, job.steps))[A2A]
         assert sent(events, job.steps) == said.bytes.tolist()
     hold_states(job, trace, events)
-    if job.recompute != "none" and strategy.stages.schedule.splits_backward:
-        return  # recomputation in the halves of a backward pass is an estimate
     for predicted, measured in hold_compared(job, folder)["memory", "activations"].by_rank:
         assert measured == pytest.approx(predicted, rel=0.01)
 
