@@ -181,7 +181,8 @@ def _backward_flops(step: JobStep) -> float:
     along, once = step.job.strategy.pipeline_step(step), step.job.backward_passes
     if along is None:
         return float(once)
-    return DURATIONS["B"] + (once - DURATIONS["B"]) * along.job.strategy.recomputations(along)
+    times: float = along.job.strategy.recomputations(along)
+    return DURATIONS["B"] + (once - DURATIONS["B"]) * times
 
 
 def _of_transformer(each: Term, step: JobStep, work: Work) -> Term:
