@@ -58,6 +58,36 @@ def test_jobs_are_predicted_in_the_order_of_the_formula_until_enough_fit(
     assert 4 <= len(some.order) < len(plans.order)
     assert len(some) == 3
     assert some.best == plans.best
+    assert some.rejected["not timed"] == len(plans.order) - len(some.order)
+    assert "beaten" not in some.rejected
+    roomy = planned(objective="headroom", top=3)
+    assert len(roomy.order) < len(plans.order)
+    assert roomy.best.memory_bytes == plans.by("headroom").best.memory_bytes
+
+
+def test_where_the_smallest_jobs_do_not_fit_no_others_are_predicted(plans: Plans) -> None:
+    small = CLUSTER.replace(nodes=tuple(node.replace(memory="1 MB") for node in CLUSTER.nodes))
+    none = ss.plan("gpt-nano", small, global_batch=16, fix=FIX)
+    assert "none of" in none.problem
+    degrees = {(each.layout.tensor, each.layout.pipeline, each.layout.context) for each in plans}
+    assert none.rejected["does not fit"] <= 2 * len(degrees) < len(plans)
+
+
+def test_a_plan_fits_if_its_job_fits() -> None:
+    fix = {**FIX, "tensor": 1, "context": 1, "pipeline": 2, "zero": 0, "schedule": "1f1b"}
+    (plan,) = (found := planned(fix=fix))
+    peaks = [term.value for term in ss.predict(found.rehearsal().job, CLUSTER).by_rank or ()]
+    assert peaks[0] > 1.1 * peaks[-1]
+    memory = {0: 1.02 * peaks[0], 1: 1.02 * peaks[-1]}
+    nodes = tuple(node.replace(memory=memory[place]) for place, node in enumerate(CLUSTER.nodes))
+    tight = ss.plan("gpt-nano", CLUSTER.replace(nodes=nodes), global_batch=16, fix=fix, top=None)
+    assert [each.layout for each in tight] == [plan.layout]
+    assert tight.why(plan.layout) == "it is plan 1 of the table"
+
+
+def test_a_plan_for_an_emulated_cluster_is_no_other_framework_s(plans: Plans) -> None:
+    with pytest.raises(ss.SpecError, match=r"use plans\.rehearsal\(2\)\.job"):
+        plans.trainer_config(2)
 
 
 def test_a_comparison_adds_up_to_the_difference_of_the_predicted_steps(plans: Plans) -> None:

@@ -21,6 +21,8 @@ class JobFigures(NamedTuple):
     """Peak bytes of the fullest rank by type, with the names of `MemoryParts`."""
     mfu: float
     """Model FLOPs utilization, from 0 to 1; not a number if it is unknown."""
+    fits: bool
+    """Whether each rank fits into its node's memory, and all together into this machine's; True if it is unknown."""
 
     @property
     def step_time_s(self) -> float:

@@ -51,9 +51,12 @@ def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
     parts = memory_parts(setting, Layouts.of([layout]))
     kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
     total = float(parts.total[0])
-    return MemoryFit(
-        total, total - capacity(setting), max(kinds, key=kinds.__getitem__), _lacking_drives(setting, parts)
-    )
+    lacking = total - capacity(setting)
+    if isinstance(setting.cluster, EmulatedDevices):
+        from shardscope.planner.jobs import figures_of  # needs psutil, which web pages lack
+
+        lacking = min(lacking, 0.0) if figures_of(setting, layout).fits else lacking
+    return MemoryFit(total, lacking, max(kinds, key=kinds.__getitem__), _lacking_drives(setting, parts))
 
 
 def fewest_layers(setting: SearchSettings, layout: Layout) -> int:

@@ -13,6 +13,7 @@ fewer ranks send at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ from shardscope.machine import usable_memory_bytes
 from shardscope.planner.candidates import Candidates, SharedSettings
 from shardscope.planner.emulated import EmulatedDevices, JobFigures
 from shardscope.planner.pools import layout_at
-from shardscope.planner.rank import Floats
+from shardscope.planner.rank import Floats, scores
 from shardscope.planner.rehearsed_job import staged
-from shardscope.planner.rules import Ints
+from shardscope.planner.rules import Ints, Mask
 from shardscope.planner.search import EMPTY, Closest, Found, RankedRows
 from shardscope.planner.setting import SearchSettings, capacity
 from shardscope.prediction.job import AGENT_BYTES, RANK_BYTES, JobPrediction, predict_job
 from shardscope.prediction.rates import RankRates
+from shardscope.prediction.step.machine import memory_with
 from shardscope.prediction.step.step import StepParts, step_time
 from shardscope.prediction.traced import tracing_together
 from shardscope.runlog.axes import EXPERT_DATA, axis_of
@@ -46,7 +48,9 @@ from shardscope.spec.models import transformer_of
 from shardscope.spec.partition import even_split
 
 TIMED = 100
-"""Number of candidates whose jobs are predicted, unless the caller wants more rows."""
+"""Number of fitting candidates whose jobs are predicted, unless the caller wants more rows."""
+_TRIED = 3
+"""Largest number of jobs to predict for each one that should fit."""
 _FAST = 1e15
 """Rate in bytes per second at which nothing takes noticeable time."""
 
@@ -141,26 +145,28 @@ def _memory_of(cluster: EmulatedCluster) -> float:
     return max(1.0, min([share, *(node.memory for node in cluster.nodes if node.memory is not None)]))
 
 
-def search_jobs(setting: SearchSettings, found: Candidates, *, keep: int | None) -> tuple[Candidates, Found]:
-    """Predict the jobs of the candidates that are expected to be fastest, until enough of them fit.
+def search_jobs(
+    setting: SearchSettings, found: Candidates, weights: Mapping[str, float], *, keep: int | None
+) -> tuple[Candidates, Found]:
+    """Predict the jobs of the candidates that are expected to be best, until enough of them fit.
 
     The formula is further off for some axes than for others, because jobs communicate differently than the software
     that it describes. Its times are therefore multiplied by a factor for each combination of degrees: the predicted
-    time of the combination's fastest job, relative to its time by the formula.
+    time of the combination's fastest job, relative to its time by the formula. Few jobs need less memory than by the
+    formula, so candidates that exceed the memory by the formula come last. Once a job does not fit, others with its
+    degrees are predicted only if the one with the least memory by the formula fits.
 
     Args:
         setting: Model, devices of the emulated cluster, and constants of the formula.
         found: The candidates.
+        weights: Weight of each metric in the objective.
         keep: Number of rows to keep, or `TIMED` if that is more; None for every layout that fits.
 
     Returns:
         The candidates, with those that no job can train among the rejected ones, and the rows of all that were timed.
     """
-    rows, most, room = (
-        _all_rows(setting, found),
-        np.inf if keep is None else max(keep, TIMED),
-        capacity(setting),
-    )
+    rows, room = _all_rows(setting, found), capacity(setting)
+    most = np.inf if keep is None else max(keep, TIMED)
     known: dict[int, JobFigures | None] = {}
 
     def figures(row: int) -> JobFigures | None:
@@ -172,15 +178,28 @@ def search_jobs(setting: SearchSettings, found: Candidates, *, keep: int | None)
                 known[row] = None  # no job has this layout
         return known[row]
 
-    grid, fitting = found.bodies.grid[rows.body], 0
+    grid, too_large, fitting = found.bodies.grid[rows.body], dict[int, bool](), 0
     with tracing_together():
         expected_s = rows.time_s * _factors(rows.time_s, grid, figures)
-        for row in np.argsort(expected_s, kind="stable").tolist():
-            if fitting >= most:
+        score = scores(weights, expected_s, rows.memory_bytes, capacity_bytes=room)
+        for row in np.lexsort((score, rows.memory_bytes > room)).tolist():
+            some_fit = fitting > 0 or False in too_large.values()
+            if fitting >= most or (some_fit and len(known) >= _TRIED * most):
                 break
+            if too_large.get(grid[row], False):
+                continue
             each = figures(row)
-            fitting += each is not None and each.held_bytes <= room
+            if each is not None and each.fits:
+                fitting += 1
+            elif each is not None and keep is not None and grid[row] not in too_large:
+                too_large[grid[row]] = not _smallest_fits(rows.memory_bytes, grid == grid[row], figures)
     return _kept(found, rows, known, room)
+
+
+def _smallest_fits(formula_bytes: Floats, alike: Mask, figures: Callable[[int], JobFigures | None]) -> bool:
+    """Return whether the job with the least memory by the formula fits, of the candidates in a mask."""
+    in_turn = np.flatnonzero(alike)[np.argsort(formula_bytes[alike], kind="stable")].tolist()
+    return any(found.fits for found in islice(filter(None, map(figures, in_turn)), 1))
 
 
 def _factors(formula_s: Floats, grid: Ints, figures: Callable[[int], JobFigures | None]) -> Floats:
@@ -212,7 +231,7 @@ def _kept(
         time_s=np.array([each.step_time_s for each in jobs.values()]),
         memory_bytes=np.array([each.held_bytes for each in jobs.values()]),
     )
-    fits = timed.memory_bytes <= room
+    fits = np.array([each.fits for each in jobs.values()], bool)
     closest = Closest(EMPTY, np.inf)
     if len(places) and not fits.any():
         least = np.array([timed.memory_bytes.argmin()])
@@ -224,14 +243,14 @@ def _kept(
 
 
 def _all_rows(setting: SearchSettings, found: Candidates) -> RankedRows:
-    """Return all candidates with their times by the formula."""
+    """Return all candidates with their times and memory by the formula."""
     body, way = np.nonzero(found.ways_of(np.arange(len(found.bodies.grid))))
     choices = found.compressions[found.bodies.grid[body]]
     body, way = np.repeat(body, choices), np.repeat(way, choices)
     compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
     layouts = found.layouts(body, way, compression)
-    time = formula_s(setting, layouts)
-    return RankedRows(body, way, compression, np.zeros_like(body), time, np.zeros(len(body)))
+    held = memory_with(setting.model, layouts, setting.cluster, setting.calibration.software)
+    return RankedRows(body, way, compression, np.zeros_like(body), formula_s(setting, layouts), held.total)
 
 
 def formula_s(setting: SearchSettings, layouts: Layouts) -> Floats:
@@ -255,7 +274,7 @@ def figures_of(setting: SearchSettings, layout: Layout) -> JobFigures:
         assert found.time is not None, "ranks of emulated clusters compute on CPUs"
         known[key] = JobFigures(
             _seconds(found.time, found), {} if found.memory is None else _bytes(found.memory),
-            np.nan if found.mfu is None else found.mfu,
+            np.nan if found.mfu is None else found.mfu, found.fits is not False,
         )  # fmt: skip
     return known[key]
 

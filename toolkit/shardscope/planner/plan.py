@@ -65,10 +65,11 @@ def plan(
     a node share the host links and no calibration has measured the time of offloading.
 
     On an emulated cluster, plans are jobs: time and memory of a plan are the prediction of its job by `predict`, and
-    ``plans.rehearsal(rank).job`` is this job, whose stages have equal numbers of layers. A formula orders all layouts,
-    corrected by the prediction of one job for each combination of degrees, and jobs are predicted in this order until
-    100 of them fit, or `top` if that is more; all are predicted if `top` is None, or if there are no more. Layouts that
-    no job can train are left out.
+    ``plans.rehearsal(rank).job`` is this job, whose stages have equal numbers of layers. A formula orders all layouts
+    by the objective, corrected by the predicted time of one job for each combination of degrees, and jobs are predicted
+    in this order until 100 of them fit, or `top` if that is more, or three times as many were predicted. Once a job
+    does not fit, others with its degrees are predicted only if the smallest of them fits. All jobs are predicted if
+    `top` is None. Layouts that no job can train are left out.
 
     Args:
         model: A `Transformer`, the name of a preset, or a transformer described by `Model.from_module`; for an emulated
@@ -119,7 +120,7 @@ def plan(
         every, software = every.replace(**{name: _OF_JOBS[name] for name in _OF_JOBS.keys() - given}), ANY
     _check_numbers(every, asked.cluster)
     asked.setting(Layout())  # raises before the search, as does the next line
-    objective_weights(objective, has_price=asked.cluster.price_per_device_hour is not None)
+    weights = objective_weights(objective, has_price=asked.cluster.price_per_device_hour is not None)
     if top is not None and not _is_count(top):
         raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
     batch = _known_batch(asked, global_batch)
@@ -142,11 +143,11 @@ def plan(
         every,
     )
     spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
-    pools, found = searched(asked, batch, [*spared.values()], recipes, top)
+    pools, found = searched(asked, batch, [*spared.values()], recipes, top, weights=weights)
     fits = any(len(each.rows.body) for each in found)
     if needs_offload := spared != tried and not fits:
         spared = tried
-        pools, found = searched(asked, batch, [*tried.values()], recipes, top)
+        pools, found = searched(asked, batch, [*tried.values()], recipes, top, weights=weights)
         fits = any(len(each.rows.body) for each in found)
     elif spared != tried:
         wider, unlimited = every.replace(offload=("none",)), _without_offload(unlimited, every)
@@ -276,7 +277,7 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
         for reason, count in pool.found.rejected.items():
             counts[reason] += count
         counts["does not fit"] += each.too_large
-        counts["beaten"] += each.beaten
+        counts["not timed" if isinstance(pool.setting.cluster, EmulatedDevices) else "beaten"] += each.beaten
     return {reason: count for reason, count in counts.items() if count}
 
 

@@ -73,7 +73,8 @@ class Plans:
     """Layouts ranked by an objective, and the number of rejected layouts by reason.
 
     The search keeps the first `top` Pareto fronts over time and memory (the kept rows), so `by` returns the exact best
-    `top` layouts under any other objective without another search.
+    `top` layouts under any other objective without another search. On an emulated cluster, it keeps those whose jobs it
+    predicted for its own objective, and `by` ranks only these.
 
     Example:
         >>> plans = plan(model, cluster)  # doctest: +SKIP
@@ -252,7 +253,7 @@ class Plans:
         return pd.DataFrame(rows, columns=_COLUMNS).drop(columns="layout").set_index("rank")
 
     def by(self, objective: Objective) -> Plans:
-        """Return the same layouts, ranked by a different objective."""
+        """Return the same layouts, ranked by a different objective; see `Plans` for emulated clusters."""
         return replace(self, objective=objective)
 
     def explain(self, first: int = 1, second: int = 2) -> explaining.PlanComparison:
@@ -343,14 +344,19 @@ class Plans:
             rank: Position in the ranking, from 1.
 
         Raises:
-            SpecError: The framework cannot run the layout, no settings can be written for it, or the ranking has no
-                such position.
+            SpecError: The framework cannot run the layout, no settings can be written for it, the plan is a job on an
+                emulated cluster, or the ranking has no such position.
 
         Example:
             >>> print(plan(model, cluster, software="megatron-core").trainer_config())  # doctest: +SKIP
         """
         layout = self._ranked("rank", rank)
         setting = self.asked.setting(layout)
+        if isinstance(setting.cluster, EmulatedDevices):
+            raise SpecError(
+                f"plan {rank} is a job on an emulated cluster, not a plan for another framework; use "
+                f"plans.rehearsal({rank}).job"
+            )
         sizes = {group.per_node for group in setting.cluster.groups or (setting.cluster,)}
         return trainer_config(
             self.asked.model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -34,10 +34,12 @@ def searched(
     top: int | None,
     *,
     below_s: float = np.inf,
+    weights: Mapping[str, float] | None = None,
 ) -> tuple[list[Pool], list[Found]]:
     """Return two lists, with the candidates and the search result for each recipe, space and software.
 
-    Layouts whose step takes `below_s` seconds or longer may be left out.
+    Layouts whose step takes `below_s` seconds or longer may be left out. On emulated clusters, the `weights` of the
+    objective decide which jobs are predicted; None for the fastest.
     """
     pools, found = [], []
     stages = [zero for space in spaces for zero in space.zero]
@@ -46,21 +48,25 @@ def searched(
             asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe, stages=stages
         )
         for setting, part in asked.parts(here):
-            kept, best = _best(setting, part, top, below_s)
+            kept, best = _best(setting, part, top, below_s, weights or {"time": 1.0})
             found.append(best)
             pools.append(Pool(setting, kept, best.rows))
     return pools, found
 
 
 def _best(
-    setting: SearchSettings, part: Candidates, top: int | None, below_s: float
+    setting: SearchSettings,
+    part: Candidates,
+    top: int | None,
+    below_s: float,
+    weights: Mapping[str, float],
 ) -> tuple[Candidates, Found]:
     """Return the candidates, and what a search keeps of them."""
     if not isinstance(setting.cluster, EmulatedDevices):
         return part, search(setting, part, keep=top, below_s=below_s)
     from shardscope.planner.jobs import search_jobs  # needs psutil, which web pages lack
 
-    return search_jobs(setting, part, keep=top)
+    return search_jobs(setting, part, weights, keep=top)
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:

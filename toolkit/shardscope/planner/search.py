@@ -82,7 +82,8 @@ class Found(NamedTuple):
     too_large: int
     """Number of layouts that do not fit, not counting layouts kept with some layers recomputed."""
     beaten: int
-    """Number of layouts that fit but are not on one of the kept Pareto fronts."""
+    """Number of layouts that fit but are not on one of the kept Pareto fronts; on an emulated cluster, of those that
+    were not predicted."""
     closest: Closest
     """The layout closest to fitting; meaningful only if no layout fits."""
 

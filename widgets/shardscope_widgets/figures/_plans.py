@@ -50,6 +50,7 @@ REASON_NAMES = {
     "recompute-layers": "same as another: same number of recomputed layers",
     "no job": "no job has this combination of settings",
     "does not fit": "does not fit in memory",
+    "not timed": "not timed",
     "beaten": "slower and larger than the plans kept",
 }
 """Reasons of the planner as labels of the bars."""
