@@ -52,7 +52,7 @@ def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_plac
     lab.page.locator(f"{LAB} .ss-presets + div", has_text="stages wait for each other").wait_for()
     advice = lab.page.locator(f"{LAB} .ss-advice").first
     advice.locator("button", has_text="Run it").click()
-    advice.locator("button", has_text="Will run when this run has ended").wait_for()
+    advice.locator("button", has_text="Will run when this run ends or is stopped").wait_for()
     height = advice.bounding_box()["height"]
     advice.get_by_text("has started; the explanation follows").wait_for()
     assert advice.bounding_box()["height"] >= height
