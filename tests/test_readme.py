@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
+from conformance.runs import SHORT_TEXT
 from shardscope import cli
 from shardscope.measure.calibrate import calibrate as calibrate_module
 
@@ -27,10 +28,11 @@ FEWER = {
     "global_batch=64, micro_batch=8": "global_batch=32, micro_batch=4",
     "ss.check(job)": "ss.check(job, steps=2)",
     "compression_speedup(slow)": "compression_speedup(slow, methods=('int8', 'topk'))", "trials=12": "trials=5",
-    "run --model gpt-nano": "run --steps 4 --model gpt-nano", "--trials 8": "--trials 4",
+    "run --model gpt-nano": f"run --steps 4 --data {SHORT_TEXT} --model gpt-nano", "--trials 8": "--trials 4",
+    '"python-source"': repr(SHORT_TEXT), "ss.launch(slow.replace(": "ss.launch(slow.replace(steps=4, ",
     "check --strategy": "check --steps 2 --model mlp --data digits --strategy",
 }  # fmt: skip
-"""Samples, steps and trials, and what is enough to run each block and command (`--every-case`: as they are)."""
+"""Samples, steps, trials and text, and what is enough to run each block and command (`--every-case`: as they are)."""
 COMMANDS = dict.fromkeys(
     line.partition("#")[0].strip()
     for block in re.findall(r"```(?:sh|bash)\n(.*?)```", TEXT, re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardscope.analytic.schedules import build
-from shardscope.analytic.schedules.stage_passes import PHASE_OF, stage_passes
+from shardscope.analytic.schedules.stage_passes import PHASE_OF, pass_flops, stage_passes
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
 SPLIT = [each.name for each in schedules() if each.splits_backward]
@@ -53,3 +53,9 @@ def test_every_micro_batch_has_its_passes_in_each_pass_through_the_pipeline(sche
         later = [each._replace(micro_batch=each.micro_batch + MICRO_BATCHES) for each in passes]
         assert more == (*passes, *later)
         assert sum(each.reduces for each in passes) == MICRO_BATCHES
+
+
+def test_both_passes_of_a_split_backward_pass_recompute_except_on_the_first_stage() -> None:
+    assert [pass_flops(op, 1, 1.0) for op in "FBIW"] == [1, 3, 2, 2]
+    assert sum(pass_flops(op, 0, 1.0) for op in "IW") == pass_flops("B", 0, 1.0)
+    assert sum(pass_flops(op, 1, 0.0) for op in "IW") == pass_flops("B", 1, 0.0)

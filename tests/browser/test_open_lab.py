@@ -10,11 +10,13 @@ from browser.chromium import VIEWPORT
 from browser.notebook_page import eventually
 from browser.test_first_screen import IS_LIVE, wait_for, written
 from browser.test_training_lab import LAB, status
+from conformance.runs import SHORT_TEXT
 
 SHORTER = (
     "__import__('shardscope_widgets.training_lab._presets', fromlist=['of'])"
-    ".preset_named('Break the bubble').choices.update(steps=24)"
+    f".preset_named('Break the bubble').choices.update(steps=24, data={SHORT_TEXT!r})"
 )
+"""On a short text: an evaluation takes emulated ranks as long as many steps."""
 
 
 @pytest.fixture(scope="module")

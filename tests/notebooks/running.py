@@ -40,14 +40,17 @@ FEWER = {
     "08-tuning": {
         "trials=16": "trials=6", "trials=18": "trials=7", "steps=32": "steps=16", "intervals=4": "intervals=2",
     },
-    "10-bring-your-own": {"trials=6": "trials=4", **SHORTER},
+    "10-bring-your-own": {"trials=6": "trials=4", "for method in mine:": "for method in mine[:1]:", **SHORTER},
     "11-twin": {
         "STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind",
         '"gpt-nano", "data": "python-source"': '"mlp", "data": "digits"',
     },
-    "12-faults": {"STEPS, MTBF_STEPS = 48": "STEPS, MTBF_STEPS = 24"},
+    "12-faults": {
+        "STEPS, MTBF_STEPS = 48": "STEPS, MTBF_STEPS = 24", "{2, min(max(best, 3), 15), 16}": "{2, 16}",
+        "flops=2e8": "flops=1e9",
+    },
     "13-data": {"80 kB/s": "400 kB/s"},
-    "14-hybrid": {"STEPS = 12": "STEPS = 4", "TIMED = 8": "TIMED = 3", **SHORTER},
+    "14-hybrid": {"STEPS = 12": "STEPS = 4", "TIMED = 8": "TIMED = 3", "flops=1e9": "flops=1e10", **SHORTER},
 }  # fmt: skip
 """Steps, trials, sweeps and models of a notebook, and what is enough to run each of its cells (`--every-case`: as it
 is). An evaluation takes longest for language models and small batches."""

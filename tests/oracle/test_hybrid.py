@@ -11,7 +11,10 @@ from oracle import hybrid
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = [hybrid.draw_setting(number) for number in range(0, hybrid.GRID, 15)]
+LIKE = {60: 87}
+"""A setting whose eight ranks take half a minute, and one of the same kind on four ranks: experts in stages of parts of
+sequences, with ZeRO."""
+SETTINGS = [hybrid.draw_setting(LIKE.get(number, number)) for number in range(0, hybrid.GRID, 15)]
 PAIRS = [hybrid.draw_pair(number) for number in range(0, hybrid.PAIRS, 12)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +69,6 @@ def hold(pool: RankPool, strategy: ss.Strategy, folder: Path, **settings: Any) -
         said = job.strategy.traffic(JobStep(job, trace, job.steps))[A2A]
         assert sent(events, job.steps) == said.bytes.tolist()
     hold_states(job, trace, events)
-    if job.recompute != "none" and strategy.stages.schedule.splits_backward:
-        return  # recomputation in the halves of a backward pass is an estimate
     for predicted, measured in hold_compared(job, folder)["memory", "activations"].by_rank:
         assert measured == pytest.approx(predicted, rel=0.01)
 
@@ -108,13 +105,6 @@ def test_parts_of_sequences_cost_what_they_say(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, settings: dict[str, Any]
 ) -> None:
     hold(pool, strategy, tmp_path, **settings)
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.weekly

@@ -90,7 +90,8 @@ def test_the_stages_of_a_job_need_as_much_memory_as_those_of_its_layout(
 ) -> None:
     """A job's layers are split by time, those of a layout evenly: with a large vocabulary these differ.
 
-    What a split backward pass recomputes is estimated, from the same measured runs, and compared less closely.
+    In a split backward pass, torch recomputes a layer for each of its weights, as in layouts, but a job only once for
+    all of them.
     """
     blocks = {"gpt-small": 8, "gpt-124m": 12}[model]
     chosen = ss.PipelineSchedule(schedule)
@@ -111,15 +112,24 @@ def test_the_stages_of_a_job_need_as_much_memory_as_those_of_its_layout(
         assert layout is not None
         assert job.cluster is not None
         found = ss.predict(layout[0], job.cluster, layout[1], software="fsdp2")
-        rel = 0.12 if chosen.splits_backward and recompute == "full" else 0.02
-        assert job.peak_bytes == pytest.approx(found.peak_bytes, rel=rel), ranks
+        if chosen.splits_backward and recompute == "full":
+            assert 0.5 * found.peak_bytes < job.peak_bytes < 1.02 * found.peak_bytes, ranks
+        else:
+            assert job.peak_bytes == pytest.approx(found.peak_bytes, rel=0.02), ranks
+
+
+MEMORY_CASES = [
+    pytest.param(model, strategy, precision, recompute, marks=[pytest.mark.weekly] if (m + s + p) % 3 else [])
+    for m, model in enumerate(("gpt-mini", "gpt-small", "gpt-124m"))
+    for s, strategy in enumerate(("ring", "zero-1", "zero-2", "zero-3"))
+    for p, precision in enumerate(PRECISIONS)
+    for recompute in ("none", "full")
+]
+"""A third of them run in each full tier: any two of model, strategy and precision together, with each recomputation."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2", "zero-3"])
-@pytest.mark.parametrize("model", ["gpt-mini", "gpt-small", "gpt-124m"])
+@pytest.mark.parametrize(("model", "strategy", "precision", "recompute"), MEMORY_CASES)
 def test_a_job_needs_as_much_memory_as_its_layout(
     model: str, strategy: str, precision: str, recompute: str
 ) -> None:

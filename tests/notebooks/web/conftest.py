@@ -75,6 +75,11 @@ def chromium(playwright_api, tmp_path_factory):
         yield context
 
 
+def _left(site, url):
+    """What was asked of other places than the page's own."""
+    return [] if url.startswith((site, "data:", "blob:")) else [f"left loopback: {url}"]
+
+
 def _failed(request):
     """What failed, unless the page was left while it was still loading that."""
     return [] if request.failure == "net::ERR_ABORTED" else [f"failed: {request.url}: {request.failure}"]
@@ -85,7 +90,7 @@ def page(site, chromium):
     """A browser page; a request that leaves loopback fails the test, and so does an error in the console."""
     opened, wrong = chromium.new_page(), []
     opened.set_default_timeout(PATIENCE_MS)
-    opened.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda route: route.abort())
+    opened.on("request", lambda request: wrong.extend(_left(site, request.url)))
     opened.on("requestfailed", lambda request: wrong.extend(_failed(request)))
     opened.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
     opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)

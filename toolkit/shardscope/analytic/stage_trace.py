@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+from shardscope.analytic.schedules.stage_passes import PHASES, StagePass
 from shardscope.spec.model.step import AxisMessage, Moment, ParameterRow, PipelinePiece, StepTrace
 
 PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
 """The parameter of a rank without trained parameters, because every rank needs an optimizer."""
 
 
-def stage_trace(trace: StepTrace, stages: Sequence[Sequence[PipelinePiece]], *, has_loss: bool) -> StepTrace:
+def stage_trace(
+    trace: StepTrace,
+    stages: Sequence[Sequence[PipelinePiece]],
+    *,
+    has_loss: bool,
+    passes: Sequence[Sequence[StagePass]] = (),
+) -> StepTrace:
     """Return the trace of the layers of a rank's stages.
 
     Each stage has a root unit of its own around its units, as with FSDP2. Bytes of activations are those of the whole
@@ -22,6 +29,7 @@ def stage_trace(trace: StepTrace, stages: Sequence[Sequence[PipelinePiece]], *, 
         trace: Trace of the whole model.
         stages: The layers of each of the rank's stages, from `trace.pieces`.
         has_loss: Whether the last stage is the model's last.
+        passes: The passes of each of these stages in a step; empty if no backward pass is split.
     """
     own = _parameters(stages)
     places = sorted({*chain(*own)})
@@ -43,22 +51,30 @@ def stage_trace(trace: StepTrace, stages: Sequence[Sequence[PipelinePiece]], *, 
         buffer_bytes=sum(sizes),
         pieces=(),
         moments={mode: tuple(_moments(rows, numbers)) for mode, rows in trace.moments.items()},
-        messages=_messages(trace, [*chain(*stages)], has_loss=has_loss),
+        messages=stage_messages(trace, stages, passes or [()] * len(stages), has_loss=has_loss),
     )
 
 
-def rank_traces(trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> list[StepTrace]:
+def rank_traces(
+    trace: StepTrace,
+    stages: Sequence[tuple[int, Sequence[PipelinePiece]]],
+    passes: Sequence[Sequence[StagePass]] = (),
+) -> list[StepTrace]:
     """Return the trace of each rank's layers.
 
     Args:
         trace: Trace of the whole model.
         stages: The rank and the layers of each stage, in order.
+        passes: The passes of each stage in a step; empty if no backward pass is split.
     """
     held = _held(stages)
     return [
-        stage_trace(trace, [stages[stage][1] for stage in held[rank]], has_loss=rank == stages[-1][0])
+        stage_trace(
+            trace, [stages[stage][1] for stage in held[rank]], has_loss=rank == stages[-1][0],
+            passes=[passes[stage] for stage in held[rank]] if passes else (),
+        )
         for rank in sorted(held)
-    ]
+    ]  # fmt: skip
 
 
 def with_repeated(trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> StepTrace:
@@ -113,15 +129,43 @@ def _moments(rows: Sequence[Moment], numbers: Mapping[tuple[int, int], int]) -> 
     ]
 
 
-def _messages(
-    trace: StepTrace, pieces: Sequence[PipelinePiece], *, has_loss: bool
+def stage_messages(
+    trace: StepTrace,
+    stages: Sequence[Sequence[PipelinePiece]],
+    passes: Sequence[Sequence[StagePass]],
+    *,
+    has_loss: bool,
 ) -> dict[str, tuple[AxisMessage, ...]]:
-    """Return the collectives of the layers' passes, and those of the loss, which no layer calls, on the last stage."""
+    """Return the collectives of the layers' passes, and those of the loss, which no layer calls, on the last stage.
+
+    The arguments are those of `stage_trace`, with empty passes of a stage whose backward passes are not split.
+    """
     found = {}
     for mode, every in trace.messages.items():
-        mine = [message for piece in pieces for message in piece.messages.get(mode, ())]
+        mine = chain(*(_called(pieces, mode, own) for pieces, own in zip(stages, passes, strict=True)))
         left = [*every]
         for message in chain(*(piece.messages.get(mode, ()) for piece in trace.pieces)):
             left.remove(message)
         found[mode] = (*mine, *(left if has_loss else ()))
     return found
+
+
+def _called(pieces: Sequence[PipelinePiece], mode: str, passes: Sequence[StagePass]) -> Iterator[AxisMessage]:
+    """Yield the collectives that the layers of a stage call in its passes."""
+    whole = [message for piece in pieces for message in piece.messages.get(mode, ())]
+    if not passes:
+        yield from whole
+        return
+    split = [message for piece in pieces for message in piece.split_messages.get(mode, ())]
+    all_of_them = {each.micro_batch for each in passes}
+    in_two = {each.micro_batch for each in passes if each.is_split}
+    found: list[tuple[list[AxisMessage], set[int]]] = [(split, in_two)]
+    for phase in PHASES[1:]:  # the first stage's whole backward pass is a pass for weights
+        own = {each.micro_batch for each in passes if each.phase == phase} - in_two
+        found.append(
+            ([each if each.phase == "forward" else each.replace(phase=phase) for each in whole], own)
+        )
+    for messages, own in found:
+        if own:
+            among = None if own == all_of_them else frozenset(own)
+            yield from (each.replace(micro_batches=among) for each in messages)

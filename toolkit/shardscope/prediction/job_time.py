@@ -25,6 +25,7 @@ from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
 from shardscope.analytic.communication.ring import Ints
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.schedules import DURATIONS
 from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Interval
 from shardscope.calibration.constants import CONSTANTS
@@ -125,7 +126,8 @@ def _pass(
     if rates.passes is not None:
         return _of_transformer(rates.passes.forward if is_forward else rates.passes.backward, step, work)
     count = step.samples * step.micro_batches * work.computing
-    flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
+    directions = 1.0 if is_forward else _backward_flops(step)
+    flops = directions * found.table.flops * count
     units = len(step.trace.units) * step.micro_batches
     busy_s = units * rates.unit_busy_s
     stated_s = 0.0 if rates.emulated_flops is None else flops / rates.emulated_flops
@@ -160,7 +162,6 @@ def _pass(
         operations=launched,
     )
     if rates.half_size is not None:
-        directions = 1 if is_forward else step.job.backward_passes
         weights = trace.weight_elements * step.micro_batches * work.computing
         elements = 2 * (trace.product_elements * count + weights) * directions
         slower = flops + rates.half_size * elements
@@ -173,6 +174,15 @@ def _pass(
         launches = replace(launches, value=waiting, formula="(launches³ + work³)^⅓ − work")
     parts = (products, others, launches, gathered)
     return Term.total(name, parts if units else parts[:-1])
+
+
+def _backward_flops(step: JobStep) -> float:
+    """Return the FLOPs of a backward pass relative to a forward pass, with what it recomputes."""
+    along, once = step.job.strategy.pipeline_step(step), step.job.backward_passes
+    if along is None:
+        return float(once)
+    times: float = along.job.strategy.recomputations(along)
+    return DURATIONS["B"] + (once - DURATIONS["B"]) * times
 
 
 def _of_transformer(each: Term, step: JobStep, work: Work) -> Term:

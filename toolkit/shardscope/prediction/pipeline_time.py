@@ -12,7 +12,7 @@ from shardscope.analytic.communication.plan import Exchange, Flow, Moves, StepPl
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.schedules import DURATIONS, Timeline, Transfers
-from shardscope.analytic.schedules.stage_passes import PHASE_OF
+from shardscope.analytic.schedules.stage_passes import PHASE_OF, pass_flops
 from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.rates import RankRates
 
@@ -29,15 +29,23 @@ def pass_seconds(step: JobStep, flow: Flow, forward_s: float, backward_s: float)
     loads = rank_loads(step)
     whole = sum(each.computing for each in loads) / awaited(step, loads).computing
     table = flow.table
-    count = sum(op.op == "F" for op in table.ops) * flow.passes
     costs = [
         cost * step.slow(table.stage_ranks[stage])
         for stage, cost in enumerate(flow.stage_costs or (1.0,) * table.num_stages)
     ]
     share = table.num_stages / sum(costs)
-    unit = backward_s * whole / count / DURATIONS["B"]
-    seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": forward_s * whole / count}
-    return {op: [each * cost * share for cost in costs] for op, each in seconds.items()}
+    recomputed = step.job.backward_passes - DURATIONS["B"]
+    flops = {
+        op: [pass_flops(op, stage, recomputed) * cost * share for stage, cost in enumerate(costs)]
+        for op in DURATIONS
+    }
+    forward, backward = (
+        sum(flops[op.op][op.stage] for op in table.ops if (op.op == "F") is is_forward)
+        for is_forward in (True, False)
+    )
+    seconds = dict.fromkeys("BIW", backward_s * whole / backward / flow.passes)
+    seconds["F"] = forward_s * whole / forward / flow.passes
+    return {op: [seconds[op] * each for each in row] for op, row in flops.items()}
 
 
 def exposed_messages_s(

@@ -360,7 +360,10 @@ class Job(Spec):
 
     @property
     def backward_passes(self) -> int:
-        """FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation."""
+        """FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation.
+
+        In a pipeline, a split backward pass may recompute twice.
+        """
         return 3 if self.recompute == "full" else 2
 
     def layout(self) -> Layout:

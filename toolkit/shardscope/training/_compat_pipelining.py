@@ -8,19 +8,24 @@ Import this module only in runs with a pipeline, because the import takes 20 ms.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.utils.checkpoint import GraphExecGroup
+
+from shardscope.training.recompute import recomputes_blocks
 
 __all__ = [
     "OrderedSchedule",
     "StaticStage",
+    "one_pass_for_weights",
     "stage_backward_input",
     "stage_backward_weight",
     "without_gathers",
@@ -29,6 +34,22 @@ __all__ = [
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 """Turns off a log message with the whole schedule that PyTorch writes on any error; the error itself is still raised.
 """
+
+
+@contextmanager
+def one_pass_for_weights(module: nn.Module, groups: Sequence[Any]) -> Iterator[list[Any]]:
+    """Return a context manager for a `stage_backward_weight`, which yields the groups of weights to give it.
+
+    PyTorch computes the gradients of each group in a backward pass of its own, and would recompute a checkpointed layer
+    in each of them. Within this context, it recomputes a layer once.
+
+    Args:
+        module: The stage's module. If it recomputes blocks, the last comes first, so that each is freed before an
+            earlier one is recomputed.
+        groups: The groups of `stage_backward_input`.
+    """
+    with GraphExecGroup():
+        yield [*(reversed(groups) if recomputes_blocks(module) else groups)]
 
 
 class StaticStage(PipelineStage):
@@ -81,6 +102,15 @@ class StaticStage(PipelineStage):
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
         return output
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if backward_type != "weight":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        with one_pass_for_weights(self.submod, bwd_kwargs["param_groups"]) as groups:
+            given = {**bwd_kwargs, "param_groups": groups}
+            return super().backward_maybe_with_nosync(backward_type, given, last_backward)
 
     # Methods that make messages contiguous, and copy them through the CPU if `is_staged`.
 

@@ -68,6 +68,12 @@ def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
     return model
 
 
+def recomputes_blocks(model: nn.Module) -> bool:
+    """Return whether a model recomputes whole blocks, and not only parts that are cheap to recompute."""
+    recomputed = (module for module in model.modules() if isinstance(module, _Recomputed))
+    return any(not isinstance(module, CheapToRecompute) for module in recomputed)
+
+
 def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> None:
     for module in modules:
         cls = type(module)

@@ -1,41 +1,64 @@
-"""What a layer keeps in a backward pass that is split into the gradients of inputs and those of weights."""
+"""What a layer sends and keeps if its backward pass is split into one for inputs and one for weights."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from shardscope.training.data.batches import call
 from shardscope.training.memory.activations import Activations
+from shardscope.training.memory.ledger import leaf_tensors
+from shardscope.training.tensor.axis import Message, recording
 
 
-def grown_in_halves(
-    layer: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], saved: Activations
-) -> tuple[int, int, int, int]:
-    """Run the two halves of a layer's backward pass, and return the bytes by which the saved bytes grow.
+class SplitPasses(NamedTuple):
+    """The passes of one layer whose backward pass is split; bytes are those by which the saved bytes grow."""
 
-    They are measured at the peak of the first half, after it, at the peak of the second, and after that. The graph of
-    the layer stays, as that of all layers but the last in a stage.
+    messages: tuple[Message, ...] = ()
+    """Collectives of the forward pass, of the pass for inputs, and of that for weights."""
+    for_inputs: int = 0
+    """Bytes in the pass for inputs, at most."""
+    between: int = 0
+    """Bytes after it."""
+    for_weights: int = 0
+    """Bytes in the pass for weights, at most."""
+
+
+def split_passes(layer: nn.Module, inputs: Any, saved: Activations) -> SplitPasses | None:
+    """Run the passes of a layer whose backward pass is split; None if no schedule can split that of such a layer.
+
+    Its graph stays until the pass for weights, as that of all layers but the last in a stage; that pass has then freed
+    all later layers.
     """
-    from shardscope.training._compat_pipelining import stage_backward_input, stage_backward_weight
+    from shardscope.training._compat_pipelining import (
+        one_pass_for_weights,
+        stage_backward_input,
+        stage_backward_weight,
+    )
 
-    before = saved.peak = saved.bytes
-    ends = [tensor.clone() for tensor in outputs if tensor.requires_grad]  # views cannot be detached
-    if not ends:
-        return 0, 0, 0, 0
-    gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
-    try:
-        _, groups = stage_backward_input(ends, gradients, [*inputs], layer.parameters())
-        first, between = saved.peak, saved.bytes
-        saved.peak = between
-        stage_backward_weight(layer.parameters(), groups)
-    except (RuntimeError, KeyError):  # no schedule that splits backward passes can train such a layer
-        return 0, 0, 0, 0
-    return first - before, between - before, saved.peak - before, saved.bytes - before
+    with recording() as called:
+        outputs = [tensor for tensor in leaf_tensors(call(layer, inputs)) if tensor.requires_grad]
+        before = saved.peak = saved.bytes
+        ends = [tensor.clone() for tensor in outputs]  # views cannot be detached
+        if not ends:
+            return SplitPasses(tuple(called))
+        gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
+        try:
+            _, groups = stage_backward_input(ends, gradients, leaf_tensors(inputs), layer.parameters())
+            for_inputs, between = saved.peak, saved.bytes
+            outputs.clear()
+            saved.peak = saved.bytes
+            with recording() as late, one_pass_for_weights(layer, groups) as ordered:
+                stage_backward_weight(layer.parameters(), ordered)
+        except (RuntimeError, KeyError):
+            return None
+    messages = (*called, *(each._replace(phase="weights") for each in late))
+    return SplitPasses(messages, for_inputs - before, between - before, saved.peak - before)
 
 
 def delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:

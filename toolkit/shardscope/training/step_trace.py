@@ -39,7 +39,7 @@ from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
-from shardscope.training.split_trace import delayed_bytes, grown_in_halves
+from shardscope.training.split_trace import SplitPasses, delayed_bytes, split_passes
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
@@ -113,9 +113,7 @@ def trace_step(
         pieces=_with_passes(
             tuple(_pieces(make(), inputs, samples, autocast)),
             {
-                mode: _piece_passes(
-                    apply_recompute(make(), mode), inputs, samples, autocast, in_halves=mode != "none"
-                )
+                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
                 for mode, step in steps.items()
                 if step.messages or mode != "none"
             },
@@ -358,8 +356,10 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
-    in_halves: tuple[float, float, float, float]
-    """The same in a split backward pass; see `PipelinePiece.recompute_split`."""
+    split_messages: tuple[AxisMessage, ...]
+    """What the passes send if the backward pass is split."""
+    split_growth: tuple[float, float, float]
+    """What they save in it; see `PipelinePiece.recompute_split`."""
 
 
 def _piece_passes(
@@ -367,11 +367,8 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
-    *,
-    in_halves: bool,
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves, with `in_halves` also if
-    its backward pass is split.
+    """Run the passes of a module layer by layer, and return what each layer sends and saves.
 
     Empty if the module cannot be split into layers.
     """
@@ -392,16 +389,15 @@ def _piece_passes(
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
-        most = between = again = after = 0.0
-        if in_halves:
-            halves, taken = Activations(held), tree_map_only(Tensor, _leaf, given)
-            with recording(), halves.active(), autocast(), passing(module, inputs):
-                grown = grown_in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
-            most, between, again, after = (size / samples for size in grown)
+        apart = Activations(held)
+        with apart.active(), autocast(), passing(module, inputs):
+            split = split_passes(layer, tree_map_only(Tensor, _leaf, given), apart)
+        split = split or SplitPasses(tuple(called))
         found.append(
             _PiecePasses(
                 _per_sample(called, samples), kept / samples, (saved.peak - kept) / samples,
-                (most, between, again, after),
+                _per_sample(split.messages, samples),
+                (split.for_inputs / samples, split.between / samples, split.for_weights / samples),
             )
         )  # fmt: skip
     return found
@@ -414,12 +410,19 @@ def _with_passes(
     return tuple(
         piece.replace(
             messages={mode: rows[place].messages for mode, rows in passes.items() if rows[place].messages},
+            split_messages={
+                mode: rows[place].split_messages
+                for mode, rows in passes.items()
+                if rows[place].split_messages
+            },
             recompute={
                 mode: (rows[place].saved, rows[place].recomputed)
                 for mode, rows in passes.items()
                 if mode != "none"
             },
-            recompute_split={mode: rows[place].in_halves for mode, rows in passes.items() if mode != "none"},
+            recompute_split={
+                mode: rows[place].split_growth for mode, rows in passes.items() if mode != "none"
+            },
         )
         for place, piece in enumerate(pieces)
     )

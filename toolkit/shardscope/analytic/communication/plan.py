@@ -19,7 +19,7 @@ from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
 
 Phase = Literal["forward", "backward", "weights", "optimizer"]
-"""``weights`` is the second half of a pipeline's split backward pass."""
+"""``weights`` is the pass for weights of a pipeline's split backward pass."""
 
 
 class Move(NamedTuple):

@@ -64,7 +64,7 @@ class ShardedPlan:
 
         A unit is gathered before its forward pass, in stage 3 again before its backward pass, and its gradients are
         reduce-scattered after its backward pass. Passes are divided among units in proportion to their parameters,
-        except for halves of backward passes, which gather all units first and reduce their gradients last.
+        except for split backward passes, which gather all units first and reduce their gradients last.
 
         Args:
             units: Shapes of the parameters in each FSDP unit.

@@ -2,10 +2,10 @@
 
 A stage saves the tensors of a micro-batch in its forward pass, and the last stage those of the loss too. A backward
 pass frees a stage's layers one after another; a recomputed layer first saves its tensors again, and keeps most of them
-until it is done. If the backward pass is split, the first part frees only the loss, and only at its end, because torch
-keeps the graph of the layers for the second part (`stage_backward_input` of `torch.distributed.pipelining`). The second
-part computes the gradients of each operation's weights by themselves: it recomputes a layer for each, and frees the
-results as later operations need them. Both are traced layer by layer. The first stage has no first part.
+until it is done. If the backward pass is split, the pass for inputs frees only the loss, and only at its end, because
+torch keeps the graph of the layers for the pass for weights (`stage_backward_input` of
+`torch.distributed.pipelining`). Both recompute the layers from the last to the first; the pass for weights frees each
+layer. Both are traced layer by layer. The first stage has no pass for inputs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StageSaved(NamedTuple):
     recomputed: float
     """Bytes by which those of the layers grow in their backward pass, at most; 0 without recomputation."""
     recomputed_for_inputs: float
-    """The same in the first part of a split backward pass."""
+    """The same in the pass for inputs of a split backward pass."""
     kept_for_weights: float
-    """Bytes by which they have grown after the first part."""
+    """Bytes by which they have grown after the pass for inputs."""
     recomputed_for_weights: float
-    """Bytes by which they have grown at the end of the second part."""
+    """Bytes by which they grow in the pass for weights, at most."""
 
 
 def stage_saved(
@@ -46,33 +46,22 @@ def stage_saved(
         samples: Number of samples in the micro-batch.
         loss_bytes: Bytes saved by the loss for one sample, in the last stage.
     """
-    held, peak = 0.0, 0.0
+    held = peak = kept = at_weights = 0.0
     for piece in pieces:
         held += piece.saved(mode)
         peak = max(peak, held + piece.recomputed(mode))
-    most, kept, again = recomputed_in_halves(pieces, mode)
+        _, between, for_weights = piece.recomputed_split(mode)
+        at_weights = max(at_weights, held + kept + for_weights)
+        kept += between
+    at_inputs, after_inputs = 0.0, 0.0
+    for piece in reversed(pieces):
+        for_inputs, between, _ = piece.recomputed_split(mode)
+        at_inputs = max(at_inputs, after_inputs + for_inputs)
+        after_inputs += between
     return StageSaved(
         samples * held, samples * loss_bytes, samples * (peak - held),
-        samples * most, samples * kept, samples * again,
+        samples * at_inputs, samples * kept, samples * (at_weights - held),
     )  # fmt: skip
-
-
-def recomputed_in_halves(pieces: Sequence[PipelinePiece], mode: str) -> tuple[float, float, float]:
-    """Return the bytes, for one sample, by which those of a stage's layers grow in a split backward pass.
-
-    At most in the first half, after it, and at most in the second half. The first half runs the last layer first, and
-    frees nothing; the second half runs the first layer first, and frees a layer's operations with those of the last.
-    """
-    halves = [piece.recomputed_in_halves(mode) for piece in pieces]
-    most = again = kept = 0.0
-    for first, between, _, _ in reversed(halves):
-        most = max(most, kept + first)
-        kept += between
-    now = kept
-    for _, between, second, after in halves:
-        again = max(again, now - between + second)
-        now += after - between
-    return most, kept, again
 
 
 def saved_in_flight(table: ScheduleTable, stages: Sequence[StageSaved]) -> list[list[tuple[int, float]]]:
@@ -107,8 +96,8 @@ def _running(ops: Sequence[ScheduledOp], stages: Sequence[StageSaved]) -> Iterat
             held += stage.kept_for_weights - stage.loss
             without_loss.add(micro_batch)
         else:
-            is_second = micro_batch in without_loss
-            held -= stage.kept_for_weights if is_second else stage.loss
-            again = stage.recomputed_for_weights if is_second else stage.recomputed
-            yield held + max(again, 0.0 if is_second else stage.loss)
+            is_split = micro_batch in without_loss
+            held -= stage.kept_for_weights if is_split else stage.loss
+            again = stage.recomputed_for_weights if is_split else stage.recomputed
+            yield held + max(again, 0.0 if is_split else stage.loss)
             held -= stage.layers

@@ -8,8 +8,8 @@ the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`
 - messages while they are sent. Ranks on CPUs keep them longer: to the end of the step, unless the schedule waits for
   each message;
 - if the backward pass is split into gradients of inputs and of weights: all saved tensors of a stage, and the output
-  gradients of operations with weights, from the first part to the end of the second. The first stage has no first
-  part.
+  gradients of operations with weights, from the pass for inputs to that for weights. The first stage has no pass for
+  inputs.
 
 From a stage's first backward pass on, all its parameters have full gradients. Predicted peaks are within 2 % of those
 that torch's CPU allocator records on the ranks of a run, and within 1 % without recomputation
@@ -23,7 +23,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.torch_pipelines import AGAIN_AT_ONCE
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, StepTrace
 
@@ -68,9 +67,9 @@ class _Stage(NamedTuple):
     gradients: float
     """All gradients of the stage."""
     delayed: float
-    """Output gradients of operations that a split backward pass keeps for its second part."""
-    again: float
-    """Activations that full recomputation recomputes."""
+    """Output gradients of operations that a split backward pass keeps until its pass for weights."""
+    for_weights: float
+    """Activations at the peak of a pass for weights, without `delayed`."""
     received: float
     """The stage's input and the gradient of its output."""
     output: float
@@ -140,8 +139,6 @@ def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
 def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequence[int]) -> list[_Stage]:
     trace, mode, samples, width = step.trace, step.job.recompute, step.samples, step.element_bytes
     pieces, ends = trace.pieces, [*accumulate(split)]
-    plain = _layers(trace, "none", width)
-    assert plain is not None
     rows = _by_piece(trace, mode, layers)
     at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
     found = []
@@ -174,15 +171,14 @@ def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequenc
             if now > backward + arriving:
                 backward, arriving = now, 0.0
             first = max(first, (now, 0.0), key=sum)
-        again = 0.0
-        if mode == "full":
-            again = _saved(trace, "none", plain, start, end) - _saved(trace, mode, layers, start, end)
+        saved = samples * _saved(trace, mode, layers, start, end)
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
         answers = bool(start) and ranks[stage - 1] != ranks[stage]
         found.append(
             _Stage(
-                samples * _saved(trace, mode, layers, start, end), forward, backward, arriving, first, gradients,
-                samples * sum(piece.delayed_bytes for piece in pieces[start:end]), samples * again,
+                saved, forward, backward, arriving, first, gradients,
+                samples * sum(piece.delayed_bytes for piece in pieces[start:end]),
+                backward if mode == "full" else saved,
                 samples * (inputs + (0.0 if is_last else output)), samples * output * is_sent,
                 samples * inputs * answers,
             )
@@ -289,7 +285,7 @@ def _rank_peak(
             without = held - stage.saved + stage.output * keeps_sent - stage.delayed * is_split
             part, more = (stage.backward, stage.arriving) if done[op.stage] else stage.first
             if is_split:
-                part = stage.saved + stage.delayed + AGAIN_AT_ONCE * stage.again
+                part = stage.for_weights + stage.delayed
             now, grads = without + part - stage.output * keeps_sent, grads + more
             held = without
             done[op.stage] = stage.gradients

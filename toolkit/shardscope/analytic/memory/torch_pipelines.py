@@ -53,7 +53,8 @@ def outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tup
 
 AGAIN_AT_ONCE = 4
 """Number of copies of a layer's recomputed activations that torch holds while it computes each weight's gradient
-separately, repeating the layer for each. Fitted to measured peaks of zero-bubble schedules, to within 10 %."""
+separately, repeating the layer for each, as it does by itself; in a job, ranks recompute a layer once for all weights.
+Fitted to measured peaks of zero-bubble schedules, to within 10 %."""
 
 
 def _delayed(

@@ -1,9 +1,9 @@
 """The passes of each stage of a pipeline in a step, and which of them gather parameters that are freed between passes.
 
-With ZeRO-3, ranks gather the parameters of a stage for each of its passes. The two halves of a split backward pass are
-passes of their own, since other passes run in between. If the second half of a micro-batch follows directly on a
-backward pass of the same stage, possibly of another micro-batch, the parameters stay gathered. The first stage has no
-first half.
+A split backward pass is a pass for inputs and, after passes of other micro-batches, a pass for weights; both recompute
+a layer. The first stage has no pass for inputs. With ZeRO-3, ranks gather the parameters of a stage for each of its
+passes. If the pass for weights of a micro-batch follows directly on a backward pass of the same stage, possibly of
+another micro-batch, the parameters stay gathered.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from shardscope.analytic.schedules.table import ScheduledOp, ScheduleTable
+from shardscope.analytic.schedules.table import DURATIONS, ScheduledOp, ScheduleTable
 
 PassPhase = Literal["forward", "backward", "weights"]
 PHASES: tuple[PassPhase, ...] = ("forward", "backward", "weights")
 PHASE_OF: dict[str, PassPhase] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
-"""By type of operation; ``weights`` is the second half of a split backward pass."""
+"""By type of operation; ``weights`` is the pass for weights of a split backward pass."""
 
 
 class StagePass(NamedTuple):
@@ -26,7 +26,7 @@ class StagePass(NamedTuple):
     phase: PassPhase
     micro_batch: int
     is_split: bool = False
-    """Whether it is a half of a split backward pass, for which all parameters of the stage are gathered at once."""
+    """Whether it is a pass of a split backward pass, for which all parameters of the stage are gathered at once."""
     gathers: bool = True
     """Whether parameters that are freed after passes are gathered for this one."""
 
@@ -34,6 +34,17 @@ class StagePass(NamedTuple):
     def reduces(self) -> bool:
         """Whether the pass completes the gradients of weights for its micro-batch."""
         return self.phase == "weights" or (self.phase == "backward" and not self.is_split)
+
+
+def pass_flops(op: str, stage: int, recomputed: float) -> float:
+    """Return the FLOPs of a pass relative to the stage's forward pass.
+
+    Args:
+        op: Type of operation.
+        stage: The stage.
+        recomputed: FLOPs that a backward pass recomputes, relative to the forward pass.
+    """
+    return DURATIONS[op] + recomputed * (op in "BI" or (op == "W" and stage > 0))
 
 
 def followed_by_weights(row: Sequence[ScheduledOp]) -> frozenset[ScheduledOp]:

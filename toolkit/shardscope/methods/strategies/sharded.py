@@ -174,7 +174,7 @@ class FullyShardedStrategy(ZeroStrategy):
     def _gathers(self, step: JobStep) -> list[int]:
         """Return the number of times that each sharding unit is gathered in a step.
 
-        A unit that no forward pass uses is gathered only if it is prefetched, or for halves of backward passes.
+        A unit that no forward pass uses is gathered only if it is prefetched, or for split backward passes.
         """
         running, usual = step.trace.running, self.gathers(2 * step.micro_batches)
         in_vain = max(1, usual - step.micro_batches) if self._prefetches(step) else 0
@@ -337,7 +337,7 @@ class FullyShardedStrategy(ZeroStrategy):
 
 
 def _gathers_in(each: StagePass, *, is_used: bool) -> bool:
-    """Return whether a pass gathers a unit that is freed after passes; halves of backward passes gather all units."""
+    """Return whether a pass gathers a unit that is freed after passes; split backward passes gather all units."""
     return each.gathers and (is_used or each.is_split)
 
 

@@ -73,11 +73,18 @@ class AxisMessage(Spec):
     axis: str = "tensor"
     op: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``; ``send`` is a message to the next rank."""
-    phase: Literal["forward", "backward"]
+    phase: Literal["forward", "backward", "weights"]
+    """The pass; ``weights`` is the backward pass for weights, if that for inputs is a pass of its own."""
     sample_bytes: NonNegativeFloat = 0.0
     """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
     fixed_bytes: Total = 0
     """Bytes of the whole tensor, if they do not depend on the batch, as of the gradients of parameters."""
+    micro_batches: frozenset[Total] | None = None
+    """The micro-batches whose passes call it; None for all."""
+
+    def is_called(self, micro_batch: int) -> bool:
+        """Return whether the passes of a micro-batch call it."""
+        return self.micro_batches is None or micro_batch in self.micro_batches
 
 
 class PipelinePiece(Spec):
@@ -97,13 +104,14 @@ class PipelinePiece(Spec):
     """Indices of the buffers that the layer uses."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
     """The part of `StepTrace.messages` that the layer's own passes call."""
+    split_messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
+    """The same if the backward pass is split into one for inputs and one for weights."""
     recompute: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = Field(default_factory=dict)
     """By recomputation mode other than ``none``, for one sample: bytes that the layer saves for the backward pass, and
     the bytes by which they grow in that pass, at most."""
-    recompute_split: dict[str, tuple[float, float, float, float]] = Field(default_factory=dict)
+    recompute_split: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
     """By recomputation mode other than ``none``, for one sample: the bytes by which the saved bytes grow in a split
-    backward pass: in the first half, at most; after it; in the second half, at most; and after that, if a later layer
-    keeps the graph."""
+    backward pass: in the pass for inputs, at most; after it; and in the pass for weights, at most."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
@@ -113,9 +121,9 @@ class PipelinePiece(Spec):
         """Return the bytes by which the saved bytes grow in the backward pass, for one sample."""
         return self.recompute.get(mode, (self.stored_bytes, 0.0))[1]
 
-    def recomputed_in_halves(self, mode: str) -> tuple[float, float, float, float]:
+    def recomputed_split(self, mode: str) -> tuple[float, float, float]:
         """Return the bytes by which the saved bytes grow in a split backward pass; see `recompute_split`."""
-        return self.recompute_split.get(mode, (0.0, 0.0, 0.0, 0.0))
+        return self.recompute_split.get(mode, (0.0, 0.0, 0.0))
 
 
 class StepTrace(Spec):

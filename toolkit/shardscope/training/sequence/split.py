@@ -61,26 +61,26 @@ class SequenceSplit:
                 f"context={size} with context_comm={self.comm!r} needs sequences of a multiple of {each * size} "
                 f"tokens, but they have {length}; use a multiple, or another number of context ranks"
             )
-        return self._own(tensor.chunk(each * size, 1), 1)
+        parts = tensor.chunk(each * size, 1)
+        return torch.cat([parts[place] for place in self.own_places], 1)
 
-    def _own(self, parts: tuple[Tensor, ...], dim: int) -> Tensor:
-        """Return this rank's part, or the concatenation of its early and late part."""
-        if parts_per_rank(self.comm) == 1:
-            return parts[self.axis.rank].contiguous()
-        return torch.cat([parts[self.axis.rank], parts[-1 - self.axis.rank]], dim)
+    def _places(self, rank: int) -> list[int]:
+        """Return the places of a rank's parts among all parts of a sequence."""
+        both = [rank, 2 * self.axis.size - 1 - rank]
+        return both[: parts_per_rank(self.comm)]
 
     # Routers of experts, whose capacity and balance loss are those of whole sequences
 
     @property
     def own_places(self) -> list[int]:
         """Places of this rank's parts among all parts of a sequence."""
-        rank, size = self.axis.rank, self.axis.size
-        return [rank] if parts_per_rank(self.comm) == 1 else [rank, 2 * size - 1 - rank]
+        return self._places(self.axis.rank)
 
     def of_all_parts(self, own: Tensor) -> Tensor:
         """Return numbers of all parts of sequences `(N, parts, ...)`, in order, for those of this rank's parts."""
-        early, *late = self.axis.all_gather(own).movedim(0, 1).unbind(2)
-        return torch.cat([early, *(part.flip(1) for part in late)], 1)
+        places = [place for rank in range(self.axis.size) for place in self._places(rank)]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        return self.axis.all_gather(own).movedim(0, 1).flatten(1, 2)[:, order]
 
     def mean(self, own: Tensor) -> Tensor:
         """Return the mean of a tensor over the ranks; the gradient of each rank's is the mean of those of the mean."""
@@ -119,12 +119,9 @@ class SequenceSplit:
 
     def positions(self, positions: Tensor) -> Tensor:
         """Return the positions of this rank's tokens in whole sequences, for positions 0 to T - 1 in its part."""
-        parts = parts_per_rank(self.comm)
-        if parts == 1:
-            return positions + self.axis.rank * len(positions)
-        early, late = positions.chunk(2)
-        half, last = len(early), 2 * self.axis.size - 2 - self.axis.rank
-        return torch.cat([early + self.axis.rank * half, late + last * half])
+        parts = positions.chunk(len(self.own_places))
+        before = (place - own for own, place in enumerate(self.own_places))  # parts of other ranks
+        return torch.cat([part + count * len(part) for part, count in zip(parts, before, strict=True)])
 
     def attend(  # noqa: PLR0917 - torch's signature
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

@@ -239,18 +239,18 @@ class RankStrategy(ABC):
         )
 
     def before_backward(self, root: nn.Module, *, is_split: bool) -> None:
-        """Prepare an adopted module for a backward pass, which may be split into that of inputs and that of weights."""
+        """Prepare an adopted module for a backward pass, which may be split into one for inputs and one for weights."""
 
     def after_backward(
         self, root: nn.Module, *, has_weights: bool, is_last: bool, is_followed: bool = False
     ) -> None:
-        """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights.
+        """Take the gradients of one micro-batch from an adopted module, after a backward pass for inputs or weights.
 
         Args:
             root: The module.
             has_weights: Whether the pass has computed the gradients of weights.
             is_last: Whether it is the module's last pass in a step.
-            is_followed: Whether this rank goes on with a backward pass of weights of the same module.
+            is_followed: Whether this rank goes on with a backward pass for weights of the same module.
         """
 
     def divide_model(self, model: nn.Module) -> None:

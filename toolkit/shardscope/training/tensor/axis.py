@@ -26,7 +26,7 @@ class Message(NamedTuple):
     op: str
     """The collective's name, such as ``all_reduce``; ``send`` is a message."""
     phase: str
-    """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
+    """``forward``, ``backward`` or ``weights``, as in `AxisMessage`; a backward pass may repeat the forward pass."""
     num_bytes: int
     """Size of the whole tensor."""
     is_fixed: bool = False

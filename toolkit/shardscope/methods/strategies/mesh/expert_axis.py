@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh.messages import ROUNDS, norms
+from shardscope.methods.strategies.mesh.messages import ROUNDS, messages_of, norms
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.models import MODELS, GPTConfig, transformer_of
@@ -149,19 +149,17 @@ class ExpertLayers(NamedTuple):
     """Choices of a sample's tokens."""
     element_bytes: int
     output_bytes: int
-    forward_passes: int
 
     @classmethod
     def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> ExpertLayers:
-        """Return the layers that call these all-to-alls in a micro-batch."""
+        """Return the layers that call these all-to-alls in one micro-batch."""
         forward = [each for each in messages if each.phase == "forward"]
         count, (_, tokens, outputs) = len(forward) // _FORWARD, forward[:_FORWARD]
         local, *_, hidden = next(row.shape for row in step.trace.parameters if row.is_expert)
-        repeated = len(messages) - len(forward) - _BACKWARD * count
         width = step.element_bytes  # of the tokens, which a norm computes from the weights' precision
         return cls(
             count, local * mesh.expert, hidden, tokens.sample_bytes / (hidden * width), width,
-            round(width * outputs.sample_bytes / tokens.sample_bytes), 1 + repeated // (_FORWARD * count),
+            round(width * outputs.sample_bytes / tokens.sample_bytes),
         )  # fmt: skip
 
     def loads(self, step: JobStep, ranks: int) -> list[Ints]:
@@ -175,8 +173,10 @@ class ExpertLayers(NamedTuple):
         return [np.tile(size + (np.arange(self.experts) < rest), (ranks, 1))] * self.num_layers
 
 
-_FORWARD, _BACKWARD = 3, 2
-"""All-to-alls of a layer in a forward and in a backward pass; see `AllToAlls`."""
+_FORWARD = 3
+"""Number of all-to-alls of a layer in a forward pass; see `AllToAlls`."""
+_FOLLOWING = {0: 1, 1: 2, 3: 4}
+"""Places in `AllToAlls` that follow others in the same layer and pass."""
 
 
 class _Call(NamedTuple):
@@ -195,6 +195,7 @@ def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
 
     from shardscope.analytic.communication.experts import all_to_alls
     from shardscope.analytic.communication.plan import When
+    from shardscope.analytic.schedules.stage_passes import PHASES
 
     layers, ranks = layers_of(mesh, step), mesh.expert
     if layers is None:
@@ -205,9 +206,11 @@ def _all_to_alls(mesh: Mesh, step: JobStep) -> Iterator[_Call]:
     to_first[1:, 0] = to_first[0, -1] = round(layers.choices * step.samples)
     found, most = [all_to_alls(each, **sizes) for each in loads], all_to_alls(to_first, **sizes)
     for micro_batch in range(step.micro_batches):
-        for phase in ("forward", "backward"):
-            kinds = _kinds(layers, phase)
-            for number, (layer, kind) in enumerate(kinds, 1):
+        messages = [each for each in messages_of(step, micro_batch) if each.axis == "expert"]
+        for phase in PHASES:
+            kinds = [*_kinds([each for each in messages if each.phase == phase])]
+            for number, (place, kind) in enumerate(kinds, 1):
+                layer = place if phase == "forward" else layers.num_layers - 1 - place
                 when = When(phase, number / (len(kinds) + 1), micro_batch)
                 yield _Call(when, found[layer][kind], None if kind == 0 else int(most[kind].sum(1).max()))
 
@@ -287,15 +290,17 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
 
 def layers_of(mesh: Mesh, step: JobStep) -> ExpertLayers | None:
     """Return the layers with experts of a step; None for a stage without any."""
-    messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
+    messages = [each for each in messages_of(step, 0) if each.axis == "expert"]
     return ExpertLayers.of(messages, mesh, step) if messages else None
 
 
-def _kinds(layers: ExpertLayers, phase: str) -> list[tuple[int, int]]:
-    """Return the layer, and the place in `AllToAlls`, of each all-to-all in a pass of a micro-batch, in order."""
-    forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
-    of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]
-    order = range(layers.num_layers)
-    return [
-        (layer, kind) for layer in (order if phase == "forward" else reversed(order)) for kind in of_layer
-    ]
+def _kinds(messages: Sequence[AxisMessage]) -> Iterator[tuple[int, int]]:
+    """Yield the layer, and the place in `AllToAlls`, of each all-to-all of a pass; the pass's first layer is layer 0.
+
+    A backward pass may repeat the forward pass of each layer, and one for weights may do no more.
+    """
+    layer, kind = -1, -1
+    for each in messages:
+        before, kind = kind, 0 if each.fixed_bytes else _FOLLOWING.get(kind, _FORWARD)
+        layer += kind == 0 or (kind == _FORWARD and before != _FORWARD - 1)
+        yield layer, kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,20 +12,24 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import When
     from shardscope.analytic.job_step import Backend, JobStep
+    from shardscope.spec.model.step import AxisMessage
 
 ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 """Rounds of the backend's messages in a collective, in units of the number of other ranks."""
-_PHASES = ("forward", "backward")
+
+
+def messages_of(step: JobStep, micro_batch: int) -> list[AxisMessage]:
+    """Return the collectives that the passes of a micro-batch call on all axes, in the order of the calls."""
+    return [each for each in step.trace.messages.get(step.job.recompute, ()) if each.is_called(micro_batch)]
 
 
 def collectives_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
     """Yield the time, name and bytes of each collective of an axis in a step, in the order of the calls."""
     from shardscope.analytic.communication.plan import When
 
-    messages = step.trace.messages.get(step.job.recompute, ())
-    counts = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}
     for micro_batch in range(step.micro_batches):
-        seen = dict.fromkeys(_PHASES, 0)
+        messages = messages_of(step, micro_batch)
+        counts, seen = Counter(each.phase for each in messages), Counter[str]()
         for each in messages:
             seen[each.phase] += 1
             if each.axis == axis:

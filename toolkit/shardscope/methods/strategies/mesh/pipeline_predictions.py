@@ -79,8 +79,7 @@ def _of_data_ranks(groups: Ints, count: int) -> Ints:
 def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """Return the pipeline's own traffic, and that of the other axes on each stage.
 
-    The latter is an estimate if layers are split by measured time. So are the collectives of layers that are recomputed
-    in split backward passes: PyTorch repeats a layer's forward pass for the gradients of each of its weights.
+    The latter is an estimate if layers are split by measured time.
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
@@ -94,15 +93,6 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
         whole = side_by_side([each.job.strategy.traffic(each) for each in _wholes(mesh, step)])
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
-        }
-    if pipeline_of(mesh).schedule.splits_backward and step.job.recompute != "none":
-        most = 1 + len(step.trace.parameters)
-        inside |= {
-            name: each._replace(
-                bounds=(0 * each.bytes, most * np.maximum(each.bytes, (each.bounds or (0, 0))[1]))
-            )
-            for name, each in inside.items()
-            if axis_of(name) in {"tensor", "context", "expert"}
         }
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
     others = mesh.pipeline - 1
@@ -171,22 +161,29 @@ def _inner_job(mesh: Mesh, step: JobStep) -> Job:
 
 def _wholes(mesh: Mesh, step: JobStep) -> Iterator[JobStep]:
     """Yield the step of each pipeline rank if one of its stages, the one with most passes, had all layers."""
+    from shardscope.analytic.stage_trace import stage_messages
+
     passes, ranks = _passes(mesh, step), pipeline_of(mesh).stage_ranks(mesh.pipeline)
+    whole = replace(step, slowness=(), update_slowness=(), memory=())
     for rank in range(mesh.pipeline):
         own = [each for each, at in zip(passes, ranks, strict=True) if at == rank]
-        most = max(own, key=lambda each: sum(one.gathers for one in each))
-        whole = replace(step, slowness=(), update_slowness=(), memory=())
-        yield whole.of_ranks(
-            range(0), _inner_job(mesh, step), step.trace, [most] * len(step.trace.units) if most else ()
-        )
+        most = max(own, key=lambda each: sum(one.gathers + one.is_split for one in each))
+        messages = stage_messages(step.trace, [step.trace.pieces], [most], has_loss=True)
+        by_unit = [most] * len(step.trace.units) if _exchanges_in_split(mesh) else ()
+        yield whole.of_ranks(range(0), _inner_job(mesh, step), step.trace.replace(messages=messages), by_unit)
 
 
 def _passes(mesh: Mesh, step: JobStep) -> list[tuple[StagePass, ...]]:
-    """Return the passes of each stage; all are empty unless data ranks exchange in passes that may be split."""
+    """Return the passes of each stage; all are empty unless the schedule splits backward passes."""
     stages = pipeline_of(mesh)
-    if mesh.data.exchanges_in_passes and stages.schedule.splits_backward:
+    if stages.schedule.splits_backward:
         return stages.passes_of_stages(step.micro_batches, mesh.pipeline)
     return [()] * len(stages.stage_ranks(mesh.pipeline))
+
+
+def _exchanges_in_split(mesh: Mesh) -> bool:
+    """Return whether data ranks exchange in passes that may be split."""
+    return mesh.data.exchanges_in_passes and pipeline_of(mesh).schedule.splits_backward
 
 
 def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
@@ -199,9 +196,9 @@ def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[Jo
     if by_stage:
         held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
     job, size, passes = _inner_job(mesh, step), step.world_size // mesh.pipeline, _passes(mesh, step)
-    traces, stages = rank_traces(whole, held), stages_of_units(whole, held)
+    traces, stages = rank_traces(whole, held, passes), stages_of_units(whole, held)
     for rank, trace, own in zip(ranks, traces, stages, strict=True):
-        by_unit = [passes[stage] for stage in own] if any(passes) else ()
+        by_unit = [passes[stage] for stage in own] if _exchanges_in_split(mesh) else ()
         yield step.of_ranks(range(rank * size, (rank + 1) * size), job, trace, by_unit)
 
 

@@ -327,6 +327,15 @@ class Pipeline(Strategy):
         table = build(self.schedule, world_size, count, self.stages_per_rank)
         return stage_passes(table, self.passes(micro_batches))
 
+    def recomputations(self, step: JobStep) -> float:
+        """Return how often a layer is recomputed for one micro-batch, as a mean over all FLOPs; see `stage_passes`."""
+        table = self._table(step) if self.schedule.splits_backward and step.trace.pieces else None
+        if table is None:
+            return 1.0
+        flops = self._stage_costs(step)
+        again = sum(flops[op.stage] for op in table.ops if op.op == "W" and op.stage)
+        return 1.0 + again / sum(flops[op.stage] for op in table.ops if op.op == "F")
+
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss."""
         from shardscope.analytic.memory.in_flight import saved_in_flight

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp, build
-from shardscope.analytic.schedules.stage_passes import followed_by_weights
+from shardscope.analytic.schedules.stage_passes import followed_by_weights, pass_flops
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage, without_gathers
@@ -49,7 +49,7 @@ class StageRecorder:
     def __init__(self, meter: Meter, memory: MemoryWatch, backward_passes: int) -> None:
         self.meter = meter
         self.memory = memory
-        self.backward_passes = backward_passes
+        self.recomputed = backward_passes - DURATIONS["B"]
         self.ops: list[list[Any]] = []
         self.is_last_pass = True
         """Whether the current pass through the pipeline is the last one of a step."""
@@ -65,10 +65,8 @@ class StageRecorder:
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Context that records its body as one operation."""
-        # a split backward pass recomputes activations in its first half
-        recomputing = self.backward_passes - DURATIONS["B"] if kind in "BI" else 0
-        name, passes = "forward" if kind == "F" else "backward", DURATIONS[kind] + recomputing
-        with self.meter.stage_span(name, stage, passes) as times:
+        name = "forward" if kind == "F" else "backward"
+        with self.meter.stage_span(name, stage, pass_flops(kind, stage, self.recomputed)) as times:
             yield
         self.ops.append([kind, stage, microbatch + self.first, round(times.start, 6), round(times.end, 6)])
         self.memory.sample()

@@ -1,0 +1,112 @@
+"""What ranks that recompute layers send, hold and take if backward passes are split, against what they have counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from conformance.strategy import StrategyConformance
+from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
+from prediction.test_expert_axis import A2A, even, sent
+from shardscope.analytic.job_step import JobStep
+from shardscope.prediction.traced import traced
+from shardscope.spec.models import GPTConfig
+from shardscope.training.models import build_model
+
+AXES: dict[str, dict[str, Any]] = {
+    "tensor": {"data": "ring", "tensor": 2},
+    "sequence": {"data": "ring", "tensor": 2, "sequence_parallel": True},
+    "expert": {"data": ss.Ring(bucket_mb=0.02, slice_mb=0.01), "expert": 2},
+    "zero-3": {"data": "zero-3"},
+    "context": {"data": "ring", "context": 2, "context_comm": "ring"},
+}
+CASES = [
+    (axis, schedule, recompute)
+    for axis in AXES
+    for schedule in ("zb-h1", "zbv", "v-half")
+    for recompute in ("full", "selective")
+]
+
+
+def mesh(axis: str, schedule: str, **stages: Any) -> ss.Strategy:
+    return ss.Strategy("mesh", pipeline=2, stages=ss.Pipeline(schedule=schedule, **stages), **AXES[axis])
+
+
+def hold(pool: RankPool, folder: Path, axis: str, schedule: str, recompute: str) -> None:
+    """Assert that ranks send and hold what is predicted in each step, and save it within one percent."""
+    job = ss.Job(
+        model=even if axis == "expert" else "gpt-nano", data="python-source", world_size=4, steps=3,
+        strategy=mesh(axis, schedule, split="even"), batch=ss.Batch(16, micro_batch=2), record=EVERY_STEP,
+        clip_norm=1.0, recompute=recompute,
+    )  # fmt: skip
+    trace = traced(job).table.step
+    assert trace is not None
+    events = run_on(pool, job, folder)
+    assert hold_traffic(job, trace, events) > 0
+    said = job.strategy.traffic(JobStep(job, trace, job.steps))
+    assert {name for name, each in said.items() if each.bounds is not None} <= {A2A}
+    if axis == "expert":
+        assert sent(events, job.steps) == said[A2A].bytes.tolist()
+    hold_states(job, trace, events)
+    for predicted, measured in hold_compared(job, folder)["memory", "activations"].by_rank:
+        assert measured == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+def test_recomputed_layers_send_what_is_predicted_in_both_passes(pool: RankPool, tmp_path: Path) -> None:
+    hold(pool, tmp_path, "tensor", "zbv", "full")
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("axis", "schedule", "recompute"), CASES)
+def test_every_axis_sends_and_holds_what_is_predicted(
+    pool: RankPool, tmp_path: Path, axis: str, schedule: str, recompute: str
+) -> None:
+    hold(pool, tmp_path, axis, schedule, recompute)
+
+
+def deep_gpt() -> nn.Module:
+    """Five layers, enough for two stages on each of two ranks."""
+    return build_model(GPTConfig(layers=3, hidden=16, heads=2, vocab=256, seq=16, ffn=32))
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("axis", "schedule", "recompute"), CASES)
+def test_every_axis_follows_one_process(
+    pool: RankPool, tmp_path: Path, axis: str, schedule: str, recompute: str
+) -> None:
+    class Split(StrategyConformance):
+        strategy, model = mesh(axis, schedule), staticmethod(even if axis == "expert" else deep_gpt)
+
+        def batch(self, world_size: int, accumulation: int) -> ss.Batch:
+            return ss.Batch(48, micro_batch=6)
+
+    Split().follow(pool, tmp_path, optimizer="lamb", precision="fp64", recompute=recompute, clip_norm=0.5)
+
+
+def equal_layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(8)))
+
+
+def test_a_split_backward_pass_takes_as_long_as_it_recomputes() -> None:
+    """On all stages but the first, both passes of a split backward pass recompute."""
+    cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")
+
+    def job(schedule: str) -> ss.Job:
+        return ss.Job(
+            model=equal_layers, data="digits", world_size=4, batch=ss.Batch(64, micro_batch=8), recompute="full",
+            strategy=ss.Pipeline(schedule=schedule, split=(3, 2, 2, 2)),
+        )  # fmt: skip
+
+    once, split = (ss.predict(job(schedule), cluster) for schedule in ("1f1b", "zb-h1"))
+    assert split.time["backward"].value / once.time["backward"].value == pytest.approx((2 + 1 + 3 / 4) / 3)
+    simulated = ss.simulate(job("zb-h1"), cluster)
+    assert simulated.step_time_s == pytest.approx(split.step_time_s, rel=0.05)
