@@ -88,7 +88,7 @@ def test_a_plan_with_one_axis_has_its_cost(axis: str) -> None:
     plans = ss.plan(
         "gpt2", ss.Cluster.of("h100", per_node=4), global_batch=16, fix={**degrees, "offload": "none"}
     )
-    rehearsal = plans.rehearsal(step_s=2.0)
+    rehearsal = plans.rehearsal(step_s=2.0, world_size=4)
     prediction = predict_job(rehearsal.job, rehearsal.cluster)
     info = axis_costs_info(rehearsal, prediction, [step_events_of(prediction)])
     assert info.predicted is not None
