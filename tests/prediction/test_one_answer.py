@@ -113,7 +113,7 @@ def test_the_stages_of_a_job_need_as_much_memory_as_those_of_its_layout(
         assert job.cluster is not None
         found = ss.predict(layout[0], job.cluster, layout[1], software="fsdp2")
         if chosen.splits_backward and recompute == "full":
-            assert 0.5 * found.peak_bytes < job.peak_bytes < 1.02 * found.peak_bytes, ranks
+            assert 0.5 * found.peak_bytes < job.peak_bytes < 1.05 * found.peak_bytes, ranks
         else:
             assert job.peak_bytes == pytest.approx(found.peak_bytes, rel=0.02), ranks
 

@@ -46,6 +46,8 @@ class Rule(torch.optim.Optimizer):
                 return grad.norm()
             case "of all":
                 return total
+            case "clipped":
+                return max(1.0, float(grad.norm()) / 50)
             case "rows":
                 return grad.abs().mean(-1, keepdim=True) if grad.ndim > 1 else 1.0
             case "noise":
@@ -59,7 +61,7 @@ class Own(ss.Optimizer):
 
     name = "own-rule"
     lr: float = 0.05
-    scale: Literal["elements", "norm", "of all", "rows", "noise"] = "elements"
+    scale: Literal["elements", "norm", "of all", "clipped", "rows", "noise"] = "elements"
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         return Rule(parameters.groups(), self.lr, self.scale)
@@ -67,7 +69,7 @@ class Own(ss.Optimizer):
 
 @pytest.mark.parametrize(
     ("scale", "is_alike"),
-    [("elements", True), ("norm", False), ("of all", False), ("rows", False), ("noise", False)],
+    [("elements", True), *((scale, False) for scale in ("norm", "of all", "clipped", "rows", "noise"))],
 )
 def test_only_an_element_wise_rule_updates_parts_as_whole_tensors(scale: Any, is_alike: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))

@@ -4,8 +4,8 @@ A stage saves the tensors of a micro-batch in its forward pass, and the last sta
 pass frees a stage's layers one after another; a recomputed layer first saves its tensors again, and keeps most of them
 until it is done. If the backward pass is split, the pass for inputs frees only the loss, and only at its end, because
 torch keeps the graph of the layers for the pass for weights (`stage_backward_input` of
-`torch.distributed.pipelining`). Both recompute the layers from the last to the first; the pass for weights frees each
-layer. Both are traced layer by layer. The first stage has no pass for inputs.
+`torch.distributed.pipelining`). Both recompute layers. The pass for weights frees each layer, the last one first if
+whole blocks are recomputed. Both are traced layer by layer. The first stage has no pass for inputs.
 """
 
 from __future__ import annotations

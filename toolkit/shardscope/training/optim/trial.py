@@ -18,8 +18,10 @@ from shardscope.training.random_state import seed_everything
 
 SMALL = 5
 """Largest number of elements in a dimension of small copies."""
-_NUM_STEPS = 3
-"""Number of steps in which updates of parts and of whole tensors are compared."""
+_SCALES = (1e-3, 1.0, 1e3)
+"""Scale of the gradients of each step in which updates of parts and of whole tensors are compared: thresholds, such as
+the largest norm of a gradient, are below some and above others.
+"""
 _SAME = 1e-5
 """Largest difference that rounding explains, in fp32."""
 
@@ -172,8 +174,8 @@ def _updates_alike(
     weights = drawn()
     whole = Trial._built(job, weights, alone=True)  # noqa: SLF001 - of this module
     parts = Trial._built(job, {p: part(p, values) for p, values in weights.items()}, alone=alone)  # noqa: SLF001
-    for number in range(_NUM_STEPS):
-        gradients = drawn()
+    for number, scale in enumerate(_SCALES):
+        gradients = {p: scale * each for p, each in drawn().items()}
         for trial, given in (
             (whole, gradients),
             (parts, {p: part(p, each) for p, each in gradients.items()}),
