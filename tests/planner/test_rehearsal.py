@@ -125,6 +125,19 @@ def test_a_job_has_fewer_micro_batches_with_at_most_the_bubble_of_the_most_that_
         assert ours <= bubble * 1.001 or found == here.pipeline
 
 
+def test_stages_on_one_rank_shorten_the_bubble_of_plan_and_job() -> None:
+    planned = ss.Layout(pipeline=4, global_batch=16, schedule="interleaved", virtual_stages=8)
+    here = planned.replace(pipeline=2, virtual_stages=4)
+    found = num_micro_batches(planned, here)
+    assert (here.pipeline - 1) / (found * here.virtual_stages) == pytest.approx(3 / (16 * 8), rel=0.15)
+
+
+def test_context_ranks_of_a_plan_exchange_gradients_too() -> None:
+    fix = {**dict.fromkeys(("data", "tensor", "pipeline"), 1), "context": 4, "offload": "none"}
+    plans = ss.plan("gpt2", ss.Cluster.of("h100", per_node=4), global_batch=16, fix=fix)
+    assert plans.rehearsal(step_s=STEP_S).planned_axes_s.keys() == {"data", "context"}
+
+
 def test_a_data_axis_keeps_its_share_of_a_step_that_has_fewer_micro_batches() -> None:
     cluster = ss.Cluster.of("a100-80gb", nodes=2, per_node=1)
     shares = []
@@ -233,7 +246,7 @@ def test_a_rehearsal_takes_as_long_as_predicted_and_its_split_pays_as_planned() 
         found.append((row.predicted, fastest))
     gain, measured = (slow / fast for fast, slow in zip(*found, strict=True))
     assert gain > 1.15
-    assert measured == pytest.approx(gain, rel=0.1)
+    assert measured == pytest.approx(gain, rel=0.15)
 
 
 def test_what_this_machine_cannot_keep_up_with_is_said() -> None:

@@ -10,9 +10,10 @@ import pytest
 import shardscope as ss
 from shardscope.planner.rehearsal import Rehearsal
 from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.runlog.step_events import StepEvent
 from shardscope.simulator import step_events_of
 from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
-from shardscope_widgets.figures._rank_mesh import rank_mesh_info, rank_mesh_text
+from shardscope_widgets.figures._rank_mesh import rank_mesh_info, rank_mesh_text, waits_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.planner._trained import Trained, TrainedPlan
 from widgets.fake_runs import step_events
@@ -78,6 +79,36 @@ def test_table_and_paragraph_have_one_measured_step(rehearsal: Rehearsal, predic
     assert table.rows[0][-1] == "2.1 s"
     paragraph = rank_mesh_text(rank_mesh_info(prediction).measured(*steps))
     assert "In a measured step of 2.1 s (median of 3 steps), a rank sends " in paragraph
+
+
+@pytest.mark.parametrize("axis", ["data", "pipeline"])
+def test_a_plan_with_one_axis_has_its_cost(axis: str) -> None:
+    """Collectives of a job with one axis do not name it."""
+    degrees = {"data": 1, "tensor": 1, "pipeline": 1, "context": 1, axis: 4}
+    plans = ss.plan(
+        "gpt2", ss.Cluster.of("h100", per_node=4), global_batch=16, fix={**degrees, "offload": "none"}
+    )
+    rehearsal = plans.rehearsal(step_s=2.0, world_size=4)
+    prediction = predict_job(rehearsal.job, rehearsal.cluster)
+    info = axis_costs_info(rehearsal, prediction, [step_events_of(prediction)])
+    assert info.predicted is not None
+    assert info.measured is not None
+    assert (
+        info.planned.seconds.keys() == info.predicted.seconds.keys() == info.measured.seconds.keys() == {axis}
+    )
+    assert min(info.predicted.seconds[axis], info.measured.seconds[axis]) > 0
+    assert f"the {axis} axis is the only one" in axis_costs_text(info)
+
+
+def test_a_measured_cost_is_that_of_the_rank_for_which_the_others_wait(prediction: JobPrediction) -> None:
+    """Rank 0 computes for 3 s while rank 1 waits in the same all-reduce, which takes 1 s."""
+    events = (
+        StepEvent(0, "compute", "forward", 0.0, 3.0), StepEvent(0, "communication", "tensor:all_reduce", 3.0, 4.0),
+        StepEvent(1, "compute", "forward", 0.0, 1.0), StepEvent(1, "communication", "tensor:all_reduce", 1.0, 4.0),
+    )  # fmt: skip
+    assert waits_of(replace(step_events_of(prediction), world_size=2, events=events)) == {
+        "tensor": pytest.approx(1.0)
+    }
 
 
 def test_a_small_run_is_followed_from_its_start_to_its_end(

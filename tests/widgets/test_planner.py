@@ -7,7 +7,7 @@ from math import log10
 import pytest
 
 from planner.brute import machine, small_model
-from shardscope.errors import SpecError
+from shardscope.errors import LaunchError, SpecError
 from shardscope.planner import plan
 from shardscope.planner.rules import REASONS
 from shardscope.planner.shipped import lacking
@@ -440,6 +440,29 @@ class TestTraining:
         planner.weights = {"headroom": 1.0}
         planner.global_batch *= 2
         assert shown.said.value == ""  # another question
+
+    def test_a_second_press_stops_the_first_job(self, planner, runtime):
+        for _ in range(2):
+            planner.screen.train.click()
+        first, second = runtime.known
+        assert (first.state, second.state) == ("stopped", "running")
+
+    def test_a_launch_that_is_refused_says_why_until_the_next_press(self, planner, runtime, monkeypatch):
+        def refused(*_, **__):
+            raise LaunchError("the job does not fit")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("shardscope.runtime.launch", refused)
+            planner.screen.train.click()
+        said = planner.screen.trained.said
+        assert "This plan cannot be trained small: the job does not fit." in said.value
+        planner.screen.train.click()
+        assert said.value.startswith('<div class="ss-words" role="status">Run ')
+
+    def test_memory_and_messages_are_recorded_in_the_step_that_is_not_counted(self, planner, runtime):
+        planner.screen.train.click()
+        record = runtime.known[0].job.record
+        assert (record.memory_first, record.messages_first) == (1, 1)
 
     def test_a_plan_that_no_job_corresponds_to_says_why_on_screen(self, planner, runtime, monkeypatch):
         def refused(*_, **__):

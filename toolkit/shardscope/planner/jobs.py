@@ -33,12 +33,12 @@ from shardscope.planner.rehearsed_job import staged
 from shardscope.planner.rules import Ints, Mask
 from shardscope.planner.search import EMPTY, Closest, Found, RankedRows
 from shardscope.planner.setting import SearchSettings, capacity
+from shardscope.prediction.axis_waits import axis_waits
 from shardscope.prediction.job import AGENT_BYTES, RANK_BYTES, JobPrediction, predict_job
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.machine import memory_with
 from shardscope.prediction.step.step import StepParts, step_time
 from shardscope.prediction.traced import tracing_together
-from shardscope.runlog.axes import EXPERT_DATA, axis_of
 from shardscope.spec.cluster import Device, EmulatedCluster
 from shardscope.spec.job import Job
 from shardscope.spec.layout import Layout
@@ -285,11 +285,6 @@ def devices_of(setting: SearchSettings) -> EmulatedDevices:
     return setting.cluster
 
 
-_BY_AXIS = {
-    "tensor": "tensor_comm", "context": "context_comm", "expert": "expert_comm", "pipeline": "pipeline_comm",
-    "data": "data_comm", EXPERT_DATA: "data_comm",
-}  # fmt: skip
-"""Part of a step by the axis in a collective's name."""
 _OTHERS = {"data": "overhead", "forward": "compute", "optimizer": "optimizer", "codec": "data_comm"}
 """Part of a step by the name of a term that is not divided among parts."""
 
@@ -297,20 +292,17 @@ _OTHERS = {"data": "overhead", "forward": "compute", "optimizer": "optimizer", "
 def _seconds(step: Term, found: JobPrediction) -> dict[str, float]:
     """Return the terms of a job's step as the parts of a layout's step."""
     parts = dict.fromkeys(StepParts._fields[:-1], 0.0)
-    alone = "pipeline" if found.job.strategy.pipeline_step(found.step) is not None else "data"
+    parts |= {f"{axis}_comm": seconds for axis, seconds in axis_waits(found).items()}
     repeated = 1 - 2 / found.job.backward_passes
     for term in step.parts:
         if term.name == "backward":
             parts["recompute"] += repeated * term.value
             parts["compute"] += (1 - repeated) * term.value
-        elif term.name == "communication":
-            for each in term.parts:
-                parts[_BY_AXIS[axis_of(each.name) or alone]] += each.value
         elif term.name == "idle":
             bubble = sum(each.value for each in term.parts if each.name == "pipeline bubble")
             parts["bubble"] += bubble
             parts["overhead"] += term.value - bubble
-        else:
+        elif term.name != "communication":
             parts[_OTHERS[term.name]] += term.value
     return parts
 

@@ -133,12 +133,16 @@ def rehearsal_of(
 
 
 def _axes_s(layout: Layout, planned: StepParts) -> Iterator[tuple[str, float]]:
-    """Yield each axis of a layout with the time that a planned step waits along it, in seconds."""
+    """Yield each axis of a layout with the time that a planned step waits along it, in seconds.
+
+    Context ranks exchange gradients as data ranks do.
+    """
     waits = {
         "data": planned.data_comm, "tensor": planned.tensor_comm, "pipeline": planned.pipeline_comm + planned.bubble,
         "context": planned.context_comm, "expert": planned.expert_comm,
     }  # fmt: skip
-    yield from ((axis, float(wait[0])) for axis, wait in waits.items() if getattr(layout, axis) > 1)
+    degrees = {**{axis: getattr(layout, axis) for axis in waits}, "data": layout.data * layout.context}
+    yield from ((axis, float(wait[0])) for axis, wait in waits.items() if degrees[axis] > 1)
 
 
 def _as_planned(

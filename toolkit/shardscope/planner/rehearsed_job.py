@@ -144,13 +144,14 @@ def _first_job(small: Small, layout: Layout, sizes: Iterable[int]) -> Job:
 
 def _job_of(small: Small, here: Layout) -> Job:
     fits = max(2, small.config.layers // here.pipeline)
+    here = here.replace(virtual_stages=min(here.virtual_stages, fits))
     count = num_micro_batches(small.layout, here)
     zero = here.zero if here.data * here.context > 1 else 0  # there is nothing to share states with
     return Job(
         model=small.name, data="python-source", steps=small.steps, name=f"rehearsal-{small.name}",
         layout=here.replace(
             global_batch=here.data * count, micro_batch=1, precision="fp32",
-            recompute_layers=0, zero=zero, virtual_stages=min(here.virtual_stages, fits),
+            recompute_layers=0, zero=zero,
         ),
         **_stages(small, here),
     )  # fmt: skip
@@ -159,11 +160,15 @@ def _job_of(small: Small, here: Layout) -> Job:
 def num_micro_batches(planned: Layout, here: Layout) -> int:
     """Return the micro-batches of a step of the job: those of the plan, or fewer with the same bubble.
 
-    The bubble of p stages and m micro-batches takes a time of (p - 1) / m of the passes, so m shrinks with p - 1.
+    The bubble of p ranks with v stages each and m micro-batches takes a time of (p - 1) / (m v) of the passes.
     """
     stages, most = here.pipeline, max(_MOST_MICRO_BATCHES, 2 * here.pipeline)
-    same_bubble = ceil(planned.num_micro_batches * max(stages - 1, 1) / max(planned.pipeline - 1, 1))
-    if stages == planned.pipeline and same_bubble <= most:
+    same_bubble = ceil(
+        planned.num_micro_batches * planned.virtual_stages * max(stages - 1, 1)
+        / (max(planned.pipeline - 1, 1) * here.virtual_stages)
+    )  # fmt: skip
+    is_whole = (stages, here.virtual_stages) == (planned.pipeline, planned.virtual_stages)
+    if is_whole and same_bubble <= most:
         return max(same_bubble, stages)
     return min(stages * ceil(same_bubble / stages), stages * (most // stages))
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardscope.prediction.axis_waits import axis_waits, only_axis
+from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.show import Table
-from shardscope_widgets.figures._rank_mesh import rank_mesh_info
+from shardscope_widgets.figures._rank_mesh import waits_of
 from shardscope_widgets.words import duration_text, listed
 
 if TYPE_CHECKING:
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
     from shardscope.runlog.step_events import StepEvents
 
+AXES = ("data", "tensor", "pipeline", "context", "expert")
 _BUBBLE = "pipeline bubble"
 
 
@@ -46,33 +51,43 @@ class AxisCostsInfo(NamedTuple):
         predicted: As predicted for the small job; None if it is not predicted.
         measured: Medians of the measured steps of the small job; None before there is one.
         num_steps: Number of measured steps.
+        notes: Sentences that say where the job has fewer micro-batches or stages than the plan.
     """
 
     planned: AxisCosts
     predicted: AxisCosts | None
     measured: AxisCosts | None = None
     num_steps: int = 0
+    notes: Sequence[str] = ()
 
 
 def predicted_costs(prediction: JobPrediction) -> AxisCosts | None:
     """Return the costs of the axes of a predicted job; None if its step time is not predicted."""
-    info = rank_mesh_info(prediction)
-    if prediction.time is None or not info.step_s:
+    if prediction.time is None:
         return None
     idle = [part for term in prediction.time.parts if term.name == "idle" for part in term.parts]
-    found = {axis: info.seconds.get(axis, 0.0) for axis in (*info.used, *info.seconds) if axis}
+    found = _of_all_axes(prediction, axis_waits(prediction))
     if "pipeline" in found:
         found["pipeline"] += sum(part.value for part in idle if part.name == _BUBBLE)
-    return AxisCosts(found, info.step_s)
+    return AxisCosts(found, prediction.time.value)
 
 
 def measured_costs(steps: Sequence[StepEvents], prediction: JobPrediction) -> AxisCosts | None:
     """Return the costs of the axes in measured steps of a job, as medians; None without steps."""
     if not steps:
         return None
-    info = rank_mesh_info(prediction).measured(*steps)
-    axes = dict.fromkeys((*info.used, *info.seconds))
-    return AxisCosts({axis: info.seconds.get(axis, 0.0) for axis in axes}, info.step_s)
+    waits = [waits_of(step, only_axis(prediction)) for step in steps]
+    own = {axis: median(each.get(axis, 0.0) for each in waits) for axis in {*chain(*waits)}}
+    own["data"] = own.get("data", 0.0) + own.pop(EXPERT_DATA, 0.0)
+    return AxisCosts(_of_all_axes(prediction, own), median(step.step_time_s for step in steps))
+
+
+def _of_all_axes(prediction: JobPrediction, waits: Mapping[str, float]) -> dict[str, float]:
+    """Return the waits of all axes along which the job has several ranks, or for which it waits."""
+    layout = prediction.job.layout()
+    return {
+        axis: waits.get(axis, 0.0) for axis in AXES if getattr(layout, axis) > 1 or waits.get(axis, 0.0) > 0
+    }
 
 
 def axis_costs_info(
@@ -86,7 +101,10 @@ def axis_costs_info(
         steps: Measured steps of the job.
     """
     planned = AxisCosts(found.planned_axes_s, found.planned_s)
-    return AxisCostsInfo(planned, predicted_costs(prediction), measured_costs(steps, prediction), len(steps))
+    fewer = [note for note in found.notes if note.startswith("The job has ")]
+    return AxisCostsInfo(
+        planned, predicted_costs(prediction), measured_costs(steps, prediction), len(steps), fewer
+    )
 
 
 def axis_costs_text(info: AxisCostsInfo) -> str:
@@ -98,10 +116,11 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
     origin = f"measured ({_of_steps(info)})" if info.measured else "predicted before it runs"
     text += f" In the small job, {_most(here)}, as {origin}."
     if here.ranking[0] != info.planned.ranking[0]:
-        text += (
-            " The first is the answer for the plan. In the small job, this machine's cores also spend time on each "
-            "message, and ranks of one node exchange messages in its memory, which is not slowed like other links."
+        why = (
+            "In the small job, this machine's cores also spend time on each message, and ranks of one node exchange "
+            "messages in its memory, which is not slowed like other links."
         )
+        text = " ".join((text, "The first is the answer for the plan.", *info.notes, why))
     return text
 
 
@@ -129,7 +148,13 @@ def axis_costs_table(info: AxisCostsInfo, degrees: Mapping[str, tuple[int, int]]
     rows = [["a step", *(duration_text(costs.step_s) if costs else "…" for _, costs in columns)]]
     for axis in info.planned.ranking:
         there, here = degrees[axis]
-        name = f"{axis} {there}" if there == here else f"{axis} {there}, here {here}"
+        name = (
+            axis
+            if there == here == 1
+            else f"{axis} {there}"
+            if there == here
+            else f"{axis} {there}, here {here}"
+        )
         name += "; messages and bubble" if axis == "pipeline" else ""
         rows.append([name, *(_cell(costs, axis) for _, costs in columns)])
     return Table(["axis", *(name for name, _ in columns)], rows, has_row_heads=True)

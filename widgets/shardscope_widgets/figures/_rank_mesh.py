@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.spans import covered
+from shardscope.runlog.step_events import MESSAGE
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import bytes_text, count_text, duration_text, listed
 
@@ -83,7 +84,7 @@ class RankMeshInfo(NamedTuple):
 
     def measured(self, *steps: StepEvents) -> RankMeshInfo:
         """Return the same ranks with the bytes of the last of these recorded steps, and the medians of their times."""
-        times = [_seconds(step) for step in steps]
+        times = [waits_of(step) for step in steps]
         return self._replace(
             sent=_sent(steps[-1]),
             seconds={axis: median(own.get(axis, 0.0) for own in times) for each in times for axis in each},
@@ -188,29 +189,33 @@ def _sent(step: StepEvents) -> dict[str, tuple[int, ...]]:
     return {axis: tuple(sent) for axis, sent in found.items()}
 
 
-def _seconds(step: StepEvents) -> dict[str, float]:
-    """Return the mean over ranks of the time in collectives on each axis.
+def waits_of(step: StepEvents, only_axis: str = "") -> dict[str, float]:
+    """Return the seconds in collectives on each axis, of the rank that waits least: the others also wait for it.
 
     Collectives of other axes are parts of passes, messages of the pipeline are not. Receives that were posted early
     go on while passes run, so only the rest of their time is counted.
+
+    Args:
+        step: The events of the step.
+        only_axis: Axis of collectives that do not name theirs.
     """
-    axes = dict.fromkeys(axis for event in step.events if (axis := axis_of(event.kind)))
-    return {axis: sum(_spent(step, axis)) / step.world_size for axis in axes}
+    spans: dict[int, dict[str, list[tuple[float, float]]]] = {rank: {} for rank in range(step.world_size)}
+    passes: dict[int, list[tuple[float, float]]] = {rank: [] for rank in range(step.world_size)}
+    for event in step.events:
+        if event.lane == "compute":
+            passes[event.rank].append((event.start_s, event.end_s))
+        elif event.lane in {"communication", MESSAGE} and (axis := axis_of(event.kind) or only_axis):
+            for rank in {event.rank, event.rank if event.peer is None else event.peer}:
+                spans[rank].setdefault(axis, []).append((event.start_s, event.end_s))
+    waits = [
+        {axis: _outside(own, passes[rank] if axis == "pipeline" else []) for axis, own in of_rank.items()}
+        for rank, of_rank in spans.items()
+    ]
+    return min(waits, key=lambda own: sum(own.values()))
 
 
-def _spent(step: StepEvents, axis: str) -> Iterator[float]:
-    for rank in range(step.world_size):
-        spans = [
-            (event.start_s, event.end_s)
-            for event in step.events
-            if axis_of(event.kind) == axis and rank in (event.rank, event.peer)
-        ]
-        passes = [
-            (event.start_s, event.end_s)
-            for event in step.events
-            if axis == "pipeline" and event.lane == "compute" and event.rank == rank
-        ]
-        yield covered([*spans, *passes]) - covered(passes)
+def _outside(spans: Sequence[tuple[float, float]], passes: Sequence[tuple[float, float]]) -> float:
+    return covered([*spans, *passes]) - covered(passes)
 
 
 def rank_mesh_text(*infos: RankMeshInfo) -> str:
@@ -230,7 +235,7 @@ def rank_mesh_text(*infos: RankMeshInfo) -> str:
     if others and shown.seconds.get(first):
         text += f" Messages along the {first} axis take longest."
     if shown.num_steps:
-        text += " Measured times include waiting for slower ranks."
+        text += " Measured times are those of the rank that waits least."
     return text
 
 

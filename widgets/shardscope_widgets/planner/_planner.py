@@ -17,6 +17,7 @@ from shardscope.planner import Plans, SearchAxes, default_batch, known_model, pl
 from shardscope.planner.shipped import LEAST_SAVED
 from shardscope.planner.table import recommended
 from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.job_parts import Record
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
@@ -287,7 +288,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         """Train a small model with the axes of a plan on real ranks of this machine, as the button does.
 
         The ranks run on an emulated cluster whose links and processors are as slow in proportion as planned; see
-        `Plans.rehearsal`. If this machine cannot emulate clusters, they run directly on it.
+        `Plans.rehearsal`. If this machine cannot emulate clusters, they run directly on it. A small job that this
+        panel started before is stopped first.
 
         Args:
             rank: Position of the plan in the ranking, from 1; None for the chosen plan.
@@ -300,29 +302,32 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         from shardscope.runtime import launch
         from shardscope.runtime.emulated import why_not_emulated
 
-        if self.plans is None or not len(self.plans):
+        plans = self.plans  # which another search may replace meanwhile
+        if plans is None or not len(plans):
             raise SpecError("there is no plan to train; change the inputs so that a layout fits")
         place = self._shown if rank is None else rank
-        devices = self.plans.layout(int(self.plans.order[place - 1])).num_devices
-        found = _rehearsal(self.plans, place, min(devices, MOST_TRAINED))
+        planned = plans.layout(int(plans.order[place - 1]))
+        found = _rehearsal(plans, place, min(planned.num_devices, MOST_TRAINED))
         why_not = why_not_emulated()
         cluster = None if why_not else found.cluster
+        prediction = predict_job(found.job, cluster)
+        self.screen.trained.end()
         run = launch(found.job, cluster)
         where = (
             f"It runs on this machine itself, which cannot emulate clusters: {why_not}." if why_not else ""
         )
-        planned = self.plans.layout(int(self.plans.order[place - 1]))
-        self.screen.trained.watch(Trained(planned, found, predict_job(found.job, cluster), run, where))
+        self.screen.trained.watch(Trained(planned, found, prediction, run, where))
         if self.on_train is not None:
             self.on_train(found, run)
         return run
 
     def _press_train(self) -> None:
+        self.problem = ""
         self.screen.trained.say("Predicting a small job with this plan's axes …")
         self.screen.train.disabled = True
         try:
             self.train()
-        except SpecError as error:
+        except ShardscopeError as error:
             self.screen.trained.say(f"This plan cannot be trained small: {as_in_form(str(error))}.")
         finally:
             self.screen.train.disabled = False
@@ -433,11 +438,18 @@ def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
     """Return the rehearsal of a plan with the shortest steps of `STEPS_S` in which this machine keeps up."""
     for step_s in STEPS_S[:-1]:
         try:
-            return plans.rehearsal(rank, world_size=world_size, step_s=step_s, steps=NUM_STEPS)
+            return _recorded_first(
+                plans.rehearsal(rank, world_size=world_size, step_s=step_s, steps=NUM_STEPS)
+            )
         except SpecError as error:
             if not str(error).startswith("step_s="):
                 raise
-    return plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1], steps=NUM_STEPS)
+    return _recorded_first(plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1], steps=NUM_STEPS))
+
+
+def _recorded_first(found: Rehearsal) -> Rehearsal:
+    """Return a rehearsal that records memory and messages in its first step, whose time is not counted."""
+    return replace(found, job=found.job.replace(record=Record(memory_first=1, messages_first=1)))
 
 
 def _unshipped_words(found: Plans) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
-from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
+from shardscope_widgets.figures._axis_costs import AXES, axis_costs_info, axis_costs_table, axis_costs_text
 from shardscope_widgets.figures._rank_mesh import rank_mesh_info
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.guard import Guard
@@ -29,7 +29,7 @@ WARM_UP = 1
 ENOUGH = 2
 """Number of finished steps after which the measured costs are shown."""
 _LOOK_EVERY_S = 0.5
-_AXES = ("data", "tensor", "pipeline", "context", "expert")
+_ALIVE = {"starting", "running"}
 
 
 class Trained(NamedTuple):
@@ -66,6 +66,7 @@ class TrainedPlan:
         self._guard = guard
         self._clock = Clock(self._beat, interval_s=_LOOK_EVERY_S)
         self._run: Run | None = None
+        self._newest: Run | None = None
         self._trace: Trace | None = None
         self._kept: dict[Layout, Trained] = {}
         self._shown_of: Layout | None = None
@@ -96,6 +97,11 @@ class TrainedPlan:
         else:
             self.clear()
 
+    def end(self) -> None:
+        """Stop the newest run if it still trains: two small jobs would slow each other down."""
+        if self._newest is not None and self._newest.state in _ALIVE:
+            self._newest.stop()
+
     def say(self, text: str) -> None:
         """Show a sentence, and no run."""
         self.clear()
@@ -107,6 +113,8 @@ class TrainedPlan:
 
         planned, found, prediction, run, where = trained
         with self._guard.lock:
+            if self._kept.get(planned) is not trained:
+                self._newest = run
             self._kept[planned], self._shown_of = trained, planned
             self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
             self._found, self._prediction, self._planned = found, prediction, planned
@@ -140,7 +148,7 @@ class TrainedPlan:
         if (trace.last_step, state) == self._shown:
             return
         self._shown = trace.last_step, state
-        is_alive = state in {"starting", "running"}
+        is_alive = state in _ALIVE
         self.stop.disabled = not is_alive
         self.status.value = status_html(
             progress_text(trace.last_step, run, _step_s(self._found, self._prediction), state), state
@@ -163,16 +171,18 @@ class TrainedPlan:
     def _draw(self, steps: tuple[StepEvents, ...]) -> None:
         info = axis_costs_info(self._found, self._prediction, steps)
         here = self._found.job.layout()
-        degrees = {axis: (getattr(self._planned, axis), getattr(here, axis)) for axis in _AXES}
+        degrees = {axis: (getattr(self._planned, axis), getattr(here, axis)) for axis in AXES}
         answer = f'<div class="ss-told" role="status"><b>{safe(axis_costs_text(info))}</b></div>'
         self.costs.value = answer + axis_costs_table(info, degrees).html("ss-table")
-        self.mesh.draw(rank_mesh_info(self._prediction), *steps)
+        ranks = rank_mesh_info(self._prediction)
+        self.mesh.draw(ranks, *steps)
+        self.mesh.box.layout.display = None if ranks.used else "none"
 
 
 def rehearsal_text(planned: Layout, found: Rehearsal, prediction: JobPrediction, name: str) -> str:
     """Return which run trains a plan, with which degrees, and what one of its steps stands for."""
     job, here = found.job, found.job.layout()
-    axes = [axis for axis in _AXES if getattr(planned, axis) > 1]
+    axes = [axis for axis in AXES if getattr(planned, axis) > 1]
     degrees = " · ".join(f"{axis} {getattr(here, axis)}" for axis in axes)
     is_cut = any(getattr(here, axis) != getattr(planned, axis) for axis in axes)
     whole = " · ".join(str(getattr(planned, axis)) for axis in axes)
@@ -197,7 +207,7 @@ def progress_text(step: int, run: Run, step_s: float, state: str) -> str:
     """Return how far a run is, and when it says which axis costs most."""
     if state == "failed":
         return f"{run.name} has failed. {run.error or ''}".strip()
-    if state not in {"starting", "running"}:
+    if state not in _ALIVE:
         return f"{run.name} has ended after step {step} of {run.job.steps}."
     if step < min(ENOUGH, run.job.steps):
         left = duration_text((ENOUGH - step) * step_s)
