@@ -216,15 +216,20 @@ def known_model(model: Model | str) -> Transformer:
     return found
 
 
-def default_batch(model: Transformer) -> int:
-    """Return the default global batch of a plan: the largest power of two with at most 2**22 tokens."""
+def default_batch(model: Transformer, cluster: Cluster | EmulatedCluster | None = None) -> int:
+    """Return the default global batch of a plan: the largest power of two with at most 2**22 tokens.
+
+    On an emulated cluster it is the default of a job.
+    """
+    if isinstance(cluster, EmulatedCluster):
+        return Batch().global_batch
     return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
 
 
 def _known_batch(asked: Asked, batch: int | None) -> int:
     if batch is None:
-        is_emulated = isinstance(asked.cluster, EmulatedDevices)
-        return Batch().global_batch if is_emulated else default_batch(asked.model)
+        launched_on = asked.cluster.launched_on if isinstance(asked.cluster, EmulatedDevices) else None
+        return default_batch(asked.model, launched_on)
     if not _is_count(batch) or batch > LARGEST_COUNT:
         raise SpecError(
             f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 to "

@@ -16,7 +16,7 @@ from shardscope.errors import ShardscopeError, SpecError
 from shardscope.planner import Plans, SearchAxes, default_batch, known_model, plan
 from shardscope.planner.shipped import LEAST_SAVED
 from shardscope.planner.table import recommended
-from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.cluster import Cluster, Device, EmulatedCluster
 from shardscope.spec.job_parts import Record
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
@@ -64,7 +64,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 
     Args:
         model: Name of a preset, or a `Transformer`.
-        cluster: A `Cluster` to use instead of `device` and `nodes`.
+        cluster: A `Cluster`, or an emulated one, to use instead of `device` and `nodes`.
         choices: Initial values of any traits.
 
     Example:
@@ -107,7 +107,11 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         return software_of(proposal["value"]).name if proposal["value"] else ""
 
     def __init__(
-        self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
+        self,
+        model: str | Transformer | None = None,
+        *,
+        cluster: Cluster | EmulatedCluster | None = None,
+        **choices: Any,
     ) -> None:
         super().__init__()
         self._own_model = model if isinstance(model, Transformer) else None
@@ -118,6 +122,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         check_options("Planner", (field for field in choices if not self.has_trait(field)), OPTIONS)
         self.model = name or self.model
         self._take_model()
+        if isinstance(cluster, EmulatedCluster):  # whose plans are jobs on CPU ranks
+            self.precision = "fp32"
         for field, value in choices.items():
             setattr(self, field, value)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
@@ -228,7 +234,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
     def _take_model(self) -> None:
         """Set sequence length and global batch to the defaults of the chosen model."""
         with self._filling(), suppress(ShardscopeError):  # an unknown model is reported by the search
-            self.seq, self.global_batch = self.transformer.seq, default_batch(self.transformer)
+            self.seq = self.transformer.seq
+            self.global_batch = default_batch(self.transformer, self._own_cluster)
 
     @contextmanager
     def _filling(self) -> Iterator[None]:
@@ -268,7 +275,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             rank: Position of the plan in the ranking, from 1; None for the chosen plan.
 
         Raises:
-            SpecError: The time is not above 0 or not plausible, or no plan has this rank.
+            SpecError: The time is not above 0 or not plausible, no plan has this rank, or the cluster is emulated.
 
         Example:
             >>> planner.measure(60.5)  # doctest: +SKIP
@@ -276,6 +283,11 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         """
         if self.plans is None or not len(self.plans):
             raise SpecError("there is no plan to measure; change the inputs so that a layout fits")
+        if isinstance(self._own_cluster, EmulatedCluster):
+            raise SpecError(
+                "steps on an emulated cluster are predicted with this machine's calibration; calibrate the machine "
+                "with ss.calibrate() instead"
+            )
         step = measured_step(self.plans, self.chosen if rank is None else rank, step_time_s)
         calibration_of_steps(
             [*self.measured, step], self.plans.setting.cluster
@@ -365,7 +377,9 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         search = partial(
             plan, self.transformer.replace(seq=self.seq), cluster, self.weights, global_batch=self.global_batch,
             fix=self.fix, precision=self.precision, software=self.software or None,
-            calibration=calibration_of_steps(self.measured, cluster),
+            calibration=None
+            if isinstance(cluster, EmulatedCluster)
+            else calibration_of_steps(self.measured, cluster),
         )  # fmt: skip
         found = search()
         self.screen.unshipped.description = as_in_form(_unshipped_words(found))
@@ -379,8 +393,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self._show_first()
 
     def _rank(self) -> None:
-        if self.plans is None:
-            self.search()
+        if self.plans is None or isinstance(self._own_cluster, EmulatedCluster):
+            self.search()  # on an emulated cluster, the weights decide which jobs are predicted
             return
         self.problem = ""
         self.plans = self.plans.by(self.weights)
