@@ -134,7 +134,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls, TrainedPlan(self._guard))
-        self.screen.train.description = f"Train this plan small: {_forecast()}"
+        ready_s = START_S + ENOUGH * STEPS_S[0]  # until it says which axis costs most
+        self.screen.train.description = f"Train this plan small: {ready_s:.0f} s on a quiet machine"
         t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
@@ -441,11 +442,6 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         info = _plan_mesh.plan_mesh_info(self.plans, self._shown, by=self.screen.by.value or "")
         with self._filling():
             self.screen.draw_mesh(info)
-
-
-def _forecast() -> str:
-    """Return how long it takes until a plan that is trained small says which axis costs most."""
-    return f"about {START_S + ENOUGH * STEPS_S[0]:.0f} s on a quiet machine, on at most {MOST_TRAINED} ranks"
 
 
 def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
