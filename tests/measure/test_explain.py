@@ -149,7 +149,9 @@ def test_waiting_for_a_slower_stage_is_not_the_bubble() -> None:
     )  # fmt: skip
     found = explained(job, measured)
     assert (found.cause, round(found.share, 2)) == ("uneven stages", 0.27)
-    assert found.sentence.endswith("Split speed instead of time may help; how much is not predicted.")
+    assert found.sentence.endswith(
+        "Layers split by speed instead of time may help; how much is not predicted."
+    )
     assert (found.change, found.expected) == ({"strategy": job.strategy.replace(split="speed")}, None)
     by_speed = explained(job.replace(strategy=found.change["strategy"]), measured)
     assert by_speed.change["strategy"].split == "even"
@@ -162,7 +164,7 @@ def test_a_second_loss_has_a_change_of_its_own() -> None:
     found = Explanation("", first.cause, first.share, None, None, (first, second))
     sentence, change = second_remedy(run, found)
     assert sentence == (
-        "Stages of unequal cost: 20%. Split speed instead of time may help; how much is not predicted."
+        "Stages of unequal cost: 20%. Layers split by speed instead of time may help; how much is not predicted."
     )
     assert change == {"strategy": job.strategy.replace(split="speed")}
     assert second_remedy(run, replace(found, losses=(first, second._replace(share=0.05)))) is None

@@ -86,3 +86,13 @@ def test_another_run_of_a_job_has_its_name_with_a_number_and_a_change_is_named_b
     assert names == [
         "pipeline-1f1b-gpt-nano", "micro-batch 5", "pipeline-1f1b-gpt-nano (2)", "micro-batch 5 (2)", "zero-3",
     ]  # fmt: skip
+
+
+def test_names_that_a_user_gave_stay(new_run):
+    book = RunBook()
+    for number, name in enumerate(("sweep (3)", "before the fix", "after the fix", None)):
+        new_run(f"r{number}", "ring", name=name)
+        shown_by(book)
+    assert [name for name, _ in shown_by(book).values()] == [
+        "sweep (3)", "before the fix", "after the fix", "sweep (3) (2)",
+    ]  # fmt: skip

@@ -247,6 +247,11 @@ def batch_limits_text(info: SweepInfo) -> str:
     if info.critical_batch is None or most is None:
         return ""
     critical, steps = f"the critical batch size, {info.critical_batch:.0f}", _steps_by_batch(info)[most]
+    if steps < _FEW_STEPS and info.critical_batch >= most:
+        return (
+            f"Sweep with more samples: {most}, the largest that reached the target, was tried with only {steps} steps, "
+            f"which say little, and {critical}, is no smaller."
+        )
     if steps < _FEW_STEPS:
         return (
             f"Use {critical}, up to which a larger batch saves steps almost in proportion: {most}, the largest that "
@@ -255,8 +260,7 @@ def batch_limits_text(info: SweepInfo) -> str:
     why = (
         f"with more samples, batches up to {critical}, save steps almost in proportion"
         if most <= info.critical_batch
-        else f"beyond {critical}, a larger batch saves fewer steps than in proportion, so go no further than the "
-        "target allows"
+        else f"beyond {critical}, a larger batch saves fewer steps than in proportion"
     )
     use = f"Use {most} to train on {info.num_samples:,} samples"
     return f"{use}, the largest batch size that reached the target; {why}."

@@ -320,7 +320,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             raise SpecError("there is no plan to train; change the inputs so that a layout fits")
         place = self._shown if rank is None else rank
         planned = plans.layout(int(plans.order[place - 1]))
-        found = _rehearsal(plans, place, min(planned.num_devices, MOST_TRAINED))
+        is_job = isinstance(self._own_cluster, EmulatedCluster)  # which is trained on all of its ranks
+        found = _rehearsal(plans, place, None if is_job else min(planned.num_devices, MOST_TRAINED))
         why_not = why_not_emulated()
         cluster = None if why_not else found.cluster
         prediction = predict_job(found.job, cluster)
@@ -444,7 +445,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             self.screen.draw_mesh(info)
 
 
-def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
+def _rehearsal(plans: Plans, rank: int, world_size: int | None) -> Rehearsal:
     """Return the rehearsal of a plan with the shortest steps of `STEPS_S` in which this machine keeps up."""
     for step_s in STEPS_S[:-1]:
         try:

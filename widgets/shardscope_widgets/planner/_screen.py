@@ -30,7 +30,7 @@ from shardscope_widgets.planner._trained import TrainedPlan
 from shardscope_widgets.words import AXIS_LABELS, safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
-ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no training is run"
+ABOUT = "every layout of a model on a cluster, ranked by predicted cost"
 
 
 TRAIN = (

@@ -100,6 +100,7 @@ class TrainedPlan:
     def end(self) -> None:
         """Stop the newest run if it still trains: two small jobs would slow each other down."""
         if self._newest is not None and self._newest.state in _ALIVE:
+            self.say(f"Stopping {self._newest.name}, which still trains …")
             self._newest.stop()
 
     def say(self, text: str) -> None:

@@ -23,8 +23,8 @@ class Queued(NamedTuple):
 class ChangeQueue:
     """A queue of at most one change, which starts once its run has completed and no other run is in progress.
 
-    If the run fails, is deleted, or is stopped other than by the Stop button (see `expect_stop`), the change is
-    cancelled, and `note` says so until the next press.
+    If the run fails, is deleted, or is stopped other than by the Stop button, the change is cancelled, and `note` says
+    so until the next press.
 
     Args:
         book: The runs.
@@ -35,6 +35,7 @@ class ChangeQueue:
         self.waiting: Queued | None = None
         self.note = ""
         self._book, self._start = book, start
+        self._stopped: set[str] = set()
 
     def holds(self, run: Run, change: Mapping[str, Any] | None = None) -> bool:
         """Return whether a change of this run is waiting: this one, or any if it is None."""
@@ -63,9 +64,8 @@ class ChangeQueue:
         self._advance(is_busy=is_busy, has_waited=False)
 
     def expect_stop(self, run: Run) -> None:
-        """Start the waiting change of a run also if the run is stopped, which is one way to end it."""
-        if self.waiting is not None and self.waiting.run.id == run.id:
-            self.waiting = self.waiting._replace(awaits_end=False)
+        """Let a change of this run start also once the run is stopped, as the user has asked for it."""
+        self._stopped.add(run.id)
 
     def update(self, *, is_busy: bool) -> None:
         """Start the waiting change if its turn has come, or cancel it."""
@@ -78,7 +78,8 @@ class ChangeQueue:
         entry = self._book.entries.get(run.id)
         if entry is not None and entry.is_alive:
             return
-        if entry is None or (awaits_end and entry.state != "completed"):
+        ends = {"completed", "stopped"} if run.id in self._stopped else {"completed"}
+        if entry is None or (awaits_end and entry.state not in ends):
             end = "was deleted" if entry is None else _ENDS.get(entry.state, "has ended")
             self.waiting, self.note = None, f"The change was not run, because {self._label(run)} {end}."
             return

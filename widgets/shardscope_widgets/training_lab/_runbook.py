@@ -268,9 +268,12 @@ def _labels(fresh: Sequence[RunEntry], known: Sequence[RunEntry]) -> list[str]:
     for index, entry in enumerate(fresh):
         same = next((each for each in known if _is_same_job(each, entry)), None)
         base = next((each for each in (*known, *fresh) if each.run.id == entry.run.baseline), None)
+        if entry.run.job.name is not None:
+            continue
         if same is not None:
-            labels[index] = re.sub(r" \(\d+\)$", "", same.trace.label)
-        elif base is not None and entry.run.job.name is None:
+            label = same.trace.label
+            labels[index] = re.sub(r" \(\d+\)$", "", label) if same.run.job.name is None else label
+        elif base is not None:
             labels[index] = run_names(
                 [_split_job(base).model_copy(update={"name": None}), _split_job(entry)]
             )[1]

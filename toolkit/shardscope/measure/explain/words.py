@@ -248,18 +248,26 @@ def changed_text(then: Job, job: Job) -> str:
         return batch
     if then.compression != job.compression:
         return f"Gradients compressed by {then.compression.label}"
-    if then.strategy.label != job.strategy.label:
-        return f"Strategy {then.strategy.label}"
     if then.strategy != job.strategy:
-        now, before = settings_of(then), settings_of(job)
-        names = [name for name in differing([now, before]) if name.startswith("strategy.")]
-        parts = listed(
-            f"{words_of(name, now[name])} instead of {value_text(name, before[name])}" for name in names
-        )
-        return f"{parts[0].upper()}{parts[1:]}"
+        return _strategy_text(then, job)
     if then.world_size != job.world_size:
         return f"{plural(then.world_size, 'rank')} instead of {job.world_size}"
     return "The change"
+
+
+def _strategy_text(then: Job, job: Job) -> str:
+    """Return the change of the strategy in words."""
+    if then.strategy.label != job.strategy.label:
+        return f"Strategy {then.strategy.label}"
+    now, before = settings_of(then), settings_of(job)
+    names = [name for name in differing([now, before]) if name.startswith("strategy.")]
+    if names == ["strategy.split"]:
+        here, there = (value_text("strategy.split", each["strategy.split"]) for each in (now, before))
+        return f"Layers split by {here} instead of {there}"
+    parts = listed(
+        f"{words_of(name, now[name])} instead of {value_text(name, before[name])}" for name in names
+    )
+    return f"{parts[0].upper()}{parts[1:]}"
 
 
 def _batch_text(then: Job, job: Job) -> str:
