@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "_compat": set(),
     "_experimental": set(),
     "_version": set(),
-    "disk_cache": {"errors"},
+    "disk_cache": {"_version", "errors"},
     "foreign_file": set(),
     "machine": set(),
     "show": {"spec"},

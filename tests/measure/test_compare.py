@@ -86,6 +86,17 @@ def test_parts_are_of_the_rank_that_computes_longest() -> None:
     assert (found.rank, found.num_steps, dict(found.parts)) == (1, 3, {"forward": 3.0, "idle": 1.0})
 
 
+def test_the_rank_that_computes_longest_is_found_after_the_warm_up() -> None:
+    cold, slow, fast = ([("compute", "forward", 0.0, seconds)] for seconds in (9.0, 3.0, 1.0))
+    steps = {
+        number: [step_of(0, cold if number < 3 else fast, 12.0), step_of(1, slow, 12.0)]
+        for number in range(1, 5)
+    }
+    found = step_time(steps)
+    assert found is not None
+    assert (found.rank, found.num_steps, dict(found.parts)) == (1, 2, {"forward": 3.0, "idle": 9.0})
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

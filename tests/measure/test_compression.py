@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -109,8 +110,8 @@ def test_a_slow_timing_is_improved_when_other_jobs_are_timed(monkeypatch: pytest
     assert packing_seconds([int8], [[(8,)]]) == [3.0]
 
 
-def test_timings_are_forgotten_when_asked_and_after_a_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([9.0, 8.0, 3.0])
+def test_timings_are_forgotten_when_asked_or_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([9.0, 8.0, 3.0, 2.0])
     monkeypatch.setattr(codecs, "_timed", lambda *_: [next(seconds)] * 5)
     int8 = JOB.replace(compression="int8")
     time_it = lambda: packing_seconds([int8], [[(8,)]], repeats=1)
@@ -120,6 +121,47 @@ def test_timings_are_forgotten_when_asked_and_after_a_calibration(monkeypatch: p
     later = chosen()._replace(calibration=chosen().calibration.replace(measured_at="2031-01-01 00:00"))
     monkeypatch.setattr(codecs, "chosen", lambda: later)
     assert time_it() == [3.0]
+    monkeypatch.setattr(codecs, "_timed_here", {})  # as in a new process
+    monkeypatch.setattr(codecs, "source_state", lambda *_: "another version")
+    assert time_it() == [2.0]
+
+
+def test_without_a_home_folder_packing_is_still_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SHARDSCOPE_CACHE")
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(codecs, "_turn", lambda *_: [2.0])
+    assert packing_seconds([JOB.replace(compression="int8")], [[(8,)]], repeats=1) == [2.0]
+    codecs.forget_timings()
+
+
+def _one_process(number: int, barrier: Any, results: Any) -> None:
+    def turn(*_: object) -> list[float]:
+        time.sleep(0.01)
+        return [1.0 + number]
+
+    codecs._turn = turn  # type: ignore[assignment]
+    int8 = JOB.replace(compression="int8")
+    barrier.wait()
+    stated = packing_seconds([int8], [[(8,)]], repeats=1)
+    for seed in range(10):
+        packing_seconds([int8.replace(seed=1 + seed + 10 * number)], [[(8,)]], repeats=1)
+    results.put(stated)
+
+
+def test_processes_that_time_packing_at_once_state_the_same_and_lose_nothing() -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.SimpleQueue()
+    both = [context.Process(target=_one_process, args=(number, barrier, results)) for number in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(30)
+        assert process.exitcode == 0
+    assert results.get() == results.get()
+    assert len(codecs._stored()) == 1 + 2 * 10
 
 
 def test_another_process_uses_the_same_timings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 import shardscope as ss
 from shardscope.planner import Plans
+from shardscope.planner.jobs import _seconds
+from shardscope.prediction.job import predict_job
 
 CLUSTER = ss.Cluster.emulated(2, "20 Mbit/s", per_node=2, flops="400 MFLOP/s", memory_bandwidth="2 GB/s")
 FIX: dict[str, Any] = {
@@ -95,6 +97,18 @@ def test_a_comparison_adds_up_to_the_difference_of_the_predicted_steps(plans: Pl
     gained = sum(each.gain_s for each in told.differences)
     assert gained == pytest.approx(plans[-1].step_time_s - plans.best.step_time_s)
     assert told.memory_bytes == (plans.best.memory_bytes, plans[-1].memory_bytes)
+
+
+def test_what_is_recomputed_for_gradients_of_weights_counts_as_recomputed() -> None:
+    layout = ss.Layout(
+        data=2, pipeline=2, schedule="zero-bubble", recompute="full", global_batch=16, micro_batch=2, precision="fp32"
+    )  # fmt: skip
+    found = predict_job(ss.Job(model="gpt-nano", data="python-source", layout=layout), CLUSTER)
+    assert found.time is not None
+    passes = {term.name: term.value for term in found.time.parts}
+    parts = _seconds(found.time, found)
+    assert parts["recompute"] == pytest.approx(passes["backward"] - 2 * passes["forward"])
+    assert parts["recompute"] > 1.2 * passes["forward"]
 
 
 def test_why_names_what_a_job_cannot_do(plans: Plans) -> None:

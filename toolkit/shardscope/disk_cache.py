@@ -11,9 +11,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shardscope._version import __version__
 from shardscope.errors import DataError
 
 if TYPE_CHECKING:
@@ -69,9 +71,7 @@ def cached(
         return read(path)
     made = make()
     try:
-        store(path, lambda file: write(file, made))
-        if keep is not None:
-            _thin_out(path, keep)
+        store(path, lambda file: write(file, made), keep=keep)
         return read(path)
     except OSError:
         return made
@@ -105,8 +105,10 @@ def require_private(path: Path, *, setting: str) -> None:
         )
 
 
-def store(path: Path, write: Callable[[Any], object]) -> None:
+def store(path: Path, write: Callable[[Any], object], *, keep: int | None = None) -> None:
     """Write a cache file atomically: `write` fills a temporary file, which is then renamed to `path`.
+
+    At most `keep` files of its kind remain; see `cached`.
 
     Raises:
         OSError: The file cannot be written.
@@ -120,6 +122,15 @@ def store(path: Path, write: Callable[[Any], object]) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+    if keep is not None:
+        _thin_out(path, keep)
+
+
+@cache
+def source_state(*folders: str) -> tuple[str, int]:
+    """Return Shardscope's version, and the time of the last change to the source in these folders of the package."""
+    sources = [path for folder in folders for path in Path(__file__).parent.joinpath(folder).rglob("*.py")]
+    return __version__, max(path.stat().st_mtime_ns for path in sources)
 
 
 def _is_private(status: os.stat_result) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
+from shardscope.analytic.schedules import DURATIONS
 from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.host_calibration import AnyCalibration, HostCalibration
@@ -35,6 +36,7 @@ from shardscope.planner.search import EMPTY, Closest, Found, RankedRows
 from shardscope.planner.setting import SearchSettings, capacity
 from shardscope.prediction.axis_waits import axis_waits
 from shardscope.prediction.job import AGENT_BYTES, RANK_BYTES, JobPrediction, predict_job
+from shardscope.prediction.job_time import backward_flops
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.machine import memory_with
 from shardscope.prediction.step.step import StepParts, step_time
@@ -293,7 +295,7 @@ def _seconds(step: Term, found: JobPrediction) -> dict[str, float]:
     """Return the terms of a job's step as the parts of a layout's step."""
     parts = dict.fromkeys(StepParts._fields[:-1], 0.0)
     parts |= {f"{axis}_comm": seconds for axis, seconds in axis_waits(found).items()}
-    repeated = 1 - 2 / found.job.backward_passes
+    repeated = 1 - DURATIONS["B"] / backward_flops(found.step)
     for term in step.parts:
         if term.name == "backward":
             parts["recompute"] += repeated * term.value

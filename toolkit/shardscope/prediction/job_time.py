@@ -126,7 +126,7 @@ def _pass(
     if rates.passes is not None:
         return _of_transformer(rates.passes.forward if is_forward else rates.passes.backward, step, work)
     count = step.samples * step.micro_batches * work.computing
-    directions = 1.0 if is_forward else _backward_flops(step)
+    directions = 1.0 if is_forward else backward_flops(step)
     flops = directions * found.table.flops * count
     units = len(step.trace.units) * step.micro_batches
     busy_s = units * rates.unit_busy_s
@@ -176,7 +176,7 @@ def _pass(
     return Term.total(name, parts if units else parts[:-1])
 
 
-def _backward_flops(step: JobStep) -> float:
+def backward_flops(step: JobStep) -> float:
     """Return the FLOPs of a backward pass relative to a forward pass, with what it recomputes."""
     along, once = step.job.strategy.pipeline_step(step), step.job.backward_passes
     if along is None:

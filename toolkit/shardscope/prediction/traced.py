@@ -26,8 +26,7 @@ from threading import Timer
 from time import monotonic
 from typing import Any
 
-from shardscope._version import __version__
-from shardscope.disk_cache import cache_dir, cached
+from shardscope.disk_cache import cache_dir, cached, source_state
 from shardscope.errors import DataError, SpecError, StudyError
 from shardscope.machine import cpu_model
 from shardscope.spec import Job
@@ -161,18 +160,11 @@ def _versions() -> tuple[object, ...]:
     """Return everything besides the job that a trace depends on: torch, the processor, Shardscope, and the state of its
     source.
     """
-    package = Path(__file__).parents[1]
-    sources = [
-        path
-        for folder in ("spec", "storage", "training", "prediction")
-        for path in package.joinpath(folder).rglob("*.py")
-    ]
     return (
         version("torch"),
         cpu_model(),
         os.environ.get("ONEDNN_MAX_CPU_ISA"),
-        __version__,
-        max(path.stat().st_mtime_ns for path in sources),
+        *source_state("spec", "storage", "training", "prediction"),
     )
 
 

@@ -99,9 +99,10 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
     shown = with_spans(steps, period)
     if not shown:
         return None
+    late = warmed_up({number: steps[number] for number in shown})
     computed = [
         median(map(_computed_s, own.values())) if own else 0.0
-        for own in _with_gradients({number: steps[number] for number in shown})
+        for own in _with_gradients({number: steps[number] for number in late})
     ]
     rank = computed.index(max(computed))
     found = parts_by_rank(steps, shown, period)[rank]
@@ -111,7 +112,7 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
     parts = {name: value for (lane, name), value in found.items() if lane != COMMUNICATION}
     if collectives:
         parts[COMMUNICATION] = sum(collectives.values())
-    return StepTime(rank, len(shown[WARM_UP_STEPS:] or shown), parts, collectives)
+    return StepTime(rank, len(late), parts, collectives)
 
 
 def with_spans(steps: Steps, period: int = 1) -> list[int]:

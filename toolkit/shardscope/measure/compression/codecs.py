@@ -14,11 +14,12 @@ cache directory, so that every notebook and command on a machine states the same
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from math import inf, isfinite, prod
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from shardscope.calibration.host_calibration import HostMachine, chosen
-from shardscope.disk_cache import cache_dir, store
+from shardscope.disk_cache import cache_dir, source_state, store
 from shardscope.errors import DataError
 from shardscope.spec import Job
 from shardscope.spec.compression import Shapes
@@ -82,7 +83,10 @@ class _Alone(Packets):
 _timed_here: dict[str, float] = {}
 """Times that this process has measured, which it uses where it cannot write the cache; see `_stored`."""
 _timing = threading.Lock()
-"""Held while packing is timed: two threads would slow each other down, and set each other's number of threads."""
+_NO_CACHE = (OSError, DataError, RuntimeError)
+"""Errors of a cache directory that cannot be used; RuntimeError: this user has no home folder."""
+_MOST_FILES = 8
+"""Maximum number of files of times: one for each processor, calibration and state of the source."""
 
 
 def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: int = 3) -> list[float]:
@@ -98,7 +102,7 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
     sample = _sample(buckets)
     whole = _elements(buckets) / _elements(sample)
     keys = [_key(job, buckets) for job in jobs]
-    with _timing:
+    with _timing_alone():
         known = {**_timed_here, **_stored()}
         best = {key: known.get(key, inf) for key in keys}
         is_new = {key: key not in known for key in keys}
@@ -114,29 +118,50 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
 
 def forget_timings() -> None:
     """Forget all times that were measured on this machine: other programs may have slowed them."""
-    with _timing, suppress(OSError, DataError):
+    with _timing_alone(), suppress(*_NO_CACHE):
         _timed_here.clear()
         _path().unlink(missing_ok=True)
 
 
+@contextmanager
+def _timing_alone() -> Iterator[None]:
+    """Context manager for the only thread and process that times packing.
+
+    Two of them would slow each other down, set each other's number of threads, and overwrite each other's times.
+    """
+    with _timing, ExitStack() as held:
+        with suppress(*_NO_CACHE):
+            path = cache_dir() / ".packing.lock"
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = held.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # a process forked meanwhile has the file open for longer
+            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield
+
+
 def _path() -> Path:
-    """Return the file of the times, which depend on the processor and torch; a new calibration starts a new file."""
-    about = f"{HostMachine.here()} {chosen().calibration.measured_at}"
+    """Return the file of the times, which depend on the processor, torch, and Shardscope's version and source.
+
+    A new calibration starts a new file.
+    """
+    source = source_state("measure/compression", "methods/compressors", "training")
+    about = f"{HostMachine.here()} {source} {chosen().calibration.measured_at}"
     return cache_dir() / f"packing-{sha256(about.encode()).hexdigest()[:16]}.json"
 
 
 def _stored() -> Mapping[str, float]:
     """Return the times that processes on this machine have stored, in seconds by key; empty if there are none."""
-    with suppress(OSError, ValueError, AttributeError, TypeError, DataError):
+    with suppress(*_NO_CACHE, ValueError, AttributeError, TypeError):
         found = {str(key): float(value) for key, value in json.loads(_path().read_text()).items()}
         return {key: value for key, value in found.items() if isfinite(value) and value >= 0}
     return {}
 
 
 def _store(times: Mapping[str, float]) -> None:
-    with suppress(OSError, DataError):
+    with suppress(*_NO_CACHE):
         content = json.dumps({**_stored(), **times})
-        store(_path(), lambda file: file.write(content.encode()))
+        store(_path(), lambda file: file.write(content.encode()), keep=_MOST_FILES)
 
 
 def _key(job: Job, buckets: Sequence[Shapes]) -> str:
