@@ -45,4 +45,9 @@ const pyodide = await loadPyodide({ packages: ["numpy", "pydantic"] });
 pyodide.unpackArchive(new Uint8Array(readFileSync(bundle)), "zip", { extractDir: "/lib/page" });
 pyodide.globals.set("panels", panels);
 pyodide.runPython("import sys; sys.path.insert(0, '/lib/page')");
-writeFileSync(bundle, pyodide.runPython(COMPILE).toJs());
+try {
+  writeFileSync(bundle, pyodide.runPython(COMPILE).toJs());
+} catch (error) {
+  console.error(String(error)); // uncaught, it would come with the line of Pyodide's script, which is all of it
+  process.exit(1);
+}

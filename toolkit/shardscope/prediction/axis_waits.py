@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from shardscope.prediction.job import JobPrediction
+from typing import TYPE_CHECKING
+
 from shardscope.runlog.axes import EXPERT_DATA, axis_of
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
 
 
 def only_axis(found: JobPrediction) -> str:
