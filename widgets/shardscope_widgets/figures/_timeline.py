@@ -161,8 +161,13 @@ def timeline_text(info: TimelineInfo) -> str:
     if not info.steps:
         return "No spans: no step has finished."
     sent, idle = round(100 * info.shares.communication), round(100 * info.shares.idle)
-    hidden = f" ({info.shares.hidden:.0%} while it also computes)" if info.shares.hidden > 0.005 else ""
-    parts = [f"{100 - sent - idle}% computing", f"{sent}% communicating or waiting{hidden}", f"{idle}% idle"]
+    is_hidden = info.shares.hidden > 0.005
+    hidden = f" (in {info.shares.hidden:.0%}, it also computes)" if is_hidden else ""
+    parts = [
+        f"{100 - sent - idle}% {'only ' * is_hidden}computing",
+        f"{sent}% communicating or waiting{hidden}",
+        f"{idle}% idle",
+    ]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
     time = duration_text(info.end_ms / 1e3)
     return f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."

@@ -193,7 +193,7 @@ class PlannerScreen:
         self.flags.title, self.flags.text = config.trainer, config.command
         told = "".join(note_html(as_in_form(remark)) for remark in config.remarks)
         self.remarks.value = (
-            f"<details open><summary>Settings to add, and differences</summary>{told}</details>"
+            f"<details open><summary>Settings to add, and differences from the plan</summary>{told}</details>"
         )
 
     def draw_nothing(self) -> None:

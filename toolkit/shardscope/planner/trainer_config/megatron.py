@@ -64,7 +64,8 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     return (
         f"The {layout.num_devices:,} processes of torchrun make {plural(layout.data, 'replica')}.",
         f"Micro-batches of a replica in one step: {layout.num_micro_batches:,}.",
-        *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
+        *["Predictions assume that the attention backend `auto` selects fused attention."]
+        * layout.flash_attention,
         loss,
         *_remarks_on_messages(layout),
         *["Add --rotary-base if the model's is not 10,000."]
