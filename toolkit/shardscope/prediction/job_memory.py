@@ -8,6 +8,7 @@ total memory; the names of these terms say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from shardscope.analytic.memory import RankStates, module_memory, torch_workspac
 from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
-from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
+from shardscope.analytic.memory.pipelines import RankPeak, ShardedStages, pipeline_peaks
 from shardscope.analytic.stage_trace import with_repeated
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
@@ -151,8 +152,7 @@ def held_at_once(
 def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[RankPeak] | None:
     """Return the peaks of the ranks of a pipeline; None if the trace is insufficient.
 
-    Gradients that a data axis keeps in buckets, or as shards, are at least those in `states`; gathered parameters count
-    as activations.
+    Gradients that a data axis keeps in buckets are at least those in `states`.
 
     Args:
         step: The training step.
@@ -165,17 +165,15 @@ def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[Ra
     if plan is None or plan.flow is None:
         return None
     split = strategy.split_of(along)
-    peaks = pipeline_peaks(along, plan.flow.table, split, passes=plan.flow.passes)
+    sharded, stage = None, step.job.strategy.held_stage or 0
+    if copies > 1 and stage > 1:
+        along = replace(along, trace=with_repeated(along.trace, strategy.stages(along)))
+        sharded = ShardedStages(stage, _shards(step.job), states.gradients[::copies].tolist())
+    peaks = pipeline_peaks(along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded)
     if peaks is None or copies == 1:
         return peaks
-    gathered, is_cut = _gathered(step), (step.job.strategy.held_stage or 0) > 1
     return [
-        peak._replace(
-            activations=peak.activations + gathered[rank],
-            gradients=float(states.gradients[rank])
-            if is_cut
-            else max(peak.gradients, float(states.gradients[rank])),
-        )
+        peak._replace(gradients=max(peak.gradients, float(states.gradients[rank])))
         for rank, peak in enumerate(each for each in peaks for _ in range(copies))
     ]
 
