@@ -11,9 +11,8 @@ the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`
   gradients of operations with weights, from the first part to the end of the second. The first stage has no first
   part.
 
-From a stage's first backward pass on, all its parameters have full gradients. With ZeRO 2 and 3, a rank has these only
-from a backward pass to the reduction at its end, which leaves shards. It also has gathered parameters: of all its
-stages with ZeRO 2; with ZeRO 3, of the running unit and, in a backward pass, of those that have run before.
+From a stage's first backward pass on, all its parameters have full gradients; with ZeRO 1, they have them throughout.
+For ZeRO 2 and 3, see `analytic.memory.sharded_stages`.
 
 Predicted peaks are within 2 % of those that torch's CPU allocator records on the ranks of a run, and within 1 % without
 recomputation (tests/training/memory/test_stages.py).
@@ -21,25 +20,16 @@ recomputation (tests/training/memory/test_stages.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.in_flight import recomputed_in_halves
-from shardscope.analytic.schedules.table import ScheduledOp, ScheduleTable
-from shardscope.analytic.sharding import padded_elements
+from shardscope.analytic.memory.running import Alive, RankPeak, StageMemory, rank_peak
+from shardscope.analytic.memory.sharded_stages import ShardedStages, states_of
+from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, StepTrace
-
-
-class RankPeak(NamedTuple):
-    """Bytes at a rank's peak of memory that varies within a step, and of messages."""
-
-    activations: float
-    """Activations and, with ZeRO 2 and 3, gathered parameters."""
-    gradients: float
-    messages: float
-    """Buffers of received messages, and messages that are being sent."""
 
 
 class _Layers(NamedTuple):
@@ -57,48 +47,6 @@ class _Layers(NamedTuple):
     """For each parameter used by several pieces: bytes of its gradient, and these pieces."""
 
 
-class _Stage(NamedTuple):
-    """Bytes of one micro-batch on one stage, and of its gradients."""
-
-    saved: float
-    """Activations saved from the forward to the backward pass, including the stage's output but not its input."""
-    forward: float
-    """Activations at the peak of the forward pass."""
-    backward: float
-    """Activations at the peak of a backward pass, if gradients of an earlier backward pass exist."""
-    arriving: float
-    """Gradients at the moment of `backward` that are not yet added to those of the earlier backward pass."""
-    first: tuple[float, float]
-    """Activations and gradients at the peak of the first backward pass."""
-    gradients: float
-    """All gradients of the stage."""
-    gathered: float
-    """All parameters of the stage that are gathered."""
-    delayed: float
-    """Output gradients of operations that a split backward pass keeps for its second part."""
-    kept_again: float
-    """Recomputed activations that the first half of a split backward pass keeps for the second."""
-    again: float
-    """Recomputed activations at the end of the second half."""
-    received: float
-    """The stage's input and the gradient of its output."""
-    output: float
-    """Output of the stage if it is sent to another rank, else 0."""
-    answer: float
-    """Gradient of the stage's input if it is sent to another rank, else 0."""
-
-
-class ShardedStages(NamedTuple):
-    """How ZeRO 2 or 3 shards the stages of a pipeline."""
-
-    stage: int
-    """ZeRO stage, 2 or 3."""
-    ranks: int
-    """Number of ranks over which a stage is sharded."""
-    gradients: Sequence[float]
-    """Bytes of the shards of gradients on each rank of the pipeline."""
-
-
 def pipeline_peaks(
     step: JobStep,
     table: ScheduleTable,
@@ -106,6 +54,7 @@ def pipeline_peaks(
     *,
     passes: int,
     sharded: ShardedStages | None = None,
+    keeps_gradients: bool = False,
 ) -> list[RankPeak] | None:
     """Return the peak of each rank; None if the trace does not separate the memory of each layer.
 
@@ -115,12 +64,19 @@ def pipeline_peaks(
         split: Number of pipeline pieces in each stage.
         passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
         sharded: How stages are sharded; None if they are whole.
+        keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
     """
     layers = _layers(step.trace, step.job.recompute, step.element_bytes)
     if layers is None:
         return None
     stages = _stages(step, layers, table.stage_ranks, split, sharded)
-    return [_rank_peak(step, table, rank, stages, sharded, passes=passes) for rank in range(step.world_size)]
+    return [
+        rank_peak(
+            step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
+            passes=passes, keeps_gradients=keeps_gradients,
+        )
+        for rank in range(step.world_size)
+    ]  # fmt: skip
 
 
 def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
@@ -169,83 +125,56 @@ def _stages(
     ranks: Sequence[int],
     split: Sequence[int],
     sharded: ShardedStages | None,
-) -> list[_Stage]:
-    trace, mode, samples, width = step.trace, step.job.recompute, step.samples, step.element_bytes
+) -> list[StageMemory]:
+    trace, mode, samples = step.trace, step.job.recompute, step.samples
     pieces, ends = trace.pieces, [*accumulate(split)]
     rows = _by_piece(trace, mode, layers)
     at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
+    bounds = [*zip([0, *ends], ends, strict=False)]
+    own = [{index for piece in pieces[start:end] for index in piece.parameters} for start, end in bounds]
     found = []
-    for stage, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for stage, (start, end) in enumerate(bounds):
         is_last = end == len(pieces)
         output = trace.output_bytes if is_last else pieces[end - 1].output_bytes
         inputs = pieces[start - 1].output_bytes if start else 0.0
-        own = {index for piece in pieces[start:end] for index in piece.parameters}
-        gradients = width * sum(
-            trace.parameters[index].num_elements
-            for index in own
-            if trace.parameters[index].is_trained and not (sharded and trace.parameters[index].is_whole)
-        )
-        units = {} if sharded is None else _gathered_units(trace, own, sharded.ranks, width)
-        frees = sharded is not None and sharded.stage == 3
+        mates = [each for each, rank in zip(own, ranks, strict=True) if rank == ranks[stage]]
+        shared = {place for place in own[stage] if sum(place in each for each in mates) > 1}
+        states = states_of(trace, own[stage], shared, sharded, step.element_bytes)
         below = layers.backward[start]
-        forward = backward = arriving = 0.0
-        first = (0.0, 0.0)
+        forward = backward = 0.0
+        first = later = Alive()
         for place, row in rows:
             if not start <= place < end:
                 continue
-            gathered = _gathered_at(row, units, len(trace.units) - 1) * frees
+            gathered = states.gathered_at(row, len(trace.units) - 1)
             if row.phase in ("enter", "forward"):
                 forward = max(forward, samples * (row.activations - layers.forward[start]) + gathered)
                 continue
             now = samples * (row.activations - below + output * is_last)
             new, done = _gradients(layers, place, row, start, end)
-            done += row.around if is_last else max(0.0, row.around - at_head)
-            if now + new > backward + arriving:
-                backward, arriving = now, new
-            if now + gathered + new + done > sum(first):
-                first = now + gathered, new + done
+            around = row.around if is_last else max(0.0, row.around - at_head)
+            backward = max(backward, now)
+            first = max(first, Alive(now + gathered, new + done + around), key=sum)
+            left = 0.0 if sharded is None else done + max(0.0, around - states.whole_around)
+            later = max(later, Alive(now + gathered, new + left), key=sum)
         if is_last:
-            now = samples * (_at_loss(trace, mode) - below + output)
-            if now > backward + arriving:
-                backward, arriving = now, 0.0
-            first = max(first, (now, 0.0), key=sum)
+            at_loss = Alive(samples * (_at_loss(trace, mode) - below + output))
+            backward = max(backward, at_loss.activations)
+            first, later = max(first, at_loss, key=sum), max(later, at_loss, key=sum)
         _, kept_again, again = recomputed_in_halves(pieces[start:end], mode)
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
-        answers = bool(start) and ranks[stage - 1] != ranks[stage]
         found.append(
-            _Stage(
-                samples * _saved(trace, mode, layers, start, end), forward, backward, arriving, first, gradients,
-                sum(units.values()),
-                samples * sum(piece.delayed_bytes for piece in pieces[start:end]),
-                samples * kept_again, samples * again,
-                samples * (inputs + (0.0 if is_last else output)), samples * output * is_sent,
-                samples * inputs * answers,
+            StageMemory(
+                states, saved=samples * _saved(trace, mode, layers, start, end),
+                forward=forward, backward=backward, first=first, later=later,
+                delayed=samples * sum(piece.delayed_bytes for piece in pieces[start:end]),
+                kept_again=samples * kept_again, again=samples * again,
+                inputs=samples * inputs, received=samples * (inputs + output * (not is_last)),
+                output=samples * output * is_sent, handed_on=samples * output * (not is_last and not is_sent),
+                answer=samples * inputs * (start > 0 and ranks[stage - 1] != ranks[stage]),
             )
         )  # fmt: skip
     return found
-
-
-def _gathered_units(trace: StepTrace, own: Iterable[int], ranks: int, width: int) -> dict[int, float]:
-    """Return the bytes of a stage's gathered parameters, with their padding, by unit."""
-    units = dict[int, float]()
-    for row in (trace.parameters[index] for index in own):
-        if not row.is_whole:
-            units[row.unit] = units.get(row.unit, 0.0) + width * padded_elements(row.shape, ranks)
-    return units
-
-
-def _gathered_at(row: Moment, units: Mapping[int, float], last: int) -> float:
-    """Return the bytes of a stage's gathered parameters at a moment, if they are freed after each pass.
-
-    Args:
-        row: The moment.
-        units: Bytes of the stage's units, with unit 0, which is gathered in all passes.
-        last: Number of the model's last unit.
-    """
-    if row.phase in ("enter", "forward"):
-        return units.get(0, 0.0) + units.get(row.unit, 0.0) * (row.unit > 0)
-    first = row.unit or last - row.done + 1
-    return sum(size for unit, size in units.items() if not unit or unit >= first)
 
 
 def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
@@ -306,111 +235,3 @@ def _at_loss(trace: StepTrace, mode: str) -> float:
     """
     at_loss = max(row.activations for row in trace.moments["none"] if row.phase == "loss")
     return _after_loss(trace, mode) + at_loss - _after_loss(trace, "none")
-
-
-def _rank_peak(
-    step: JobStep,
-    table: ScheduleTable,
-    rank: int,
-    stages: Sequence[_Stage],
-    sharded: ShardedStages | None,
-    *,
-    passes: int,
-) -> RankPeak:
-    """Return the peak of one rank over the operations of its schedule."""
-    own = {number: stage for number, stage in enumerate(stages) if table.stage_ranks[number] == rank}
-    received = step.micro_batches // passes * sum(stage.received for stage in own.values())
-    running = _Running(
-        own,
-        keeps_sent=not (step.is_on_gpus or table.blocks),
-        sharded=sharded,
-        rank=rank,
-        has_passed=passes > 1,
-    )
-    if not running.keeps_sent:
-        running.sent = max(stage.answer for stage in own.values())
-        running.sent += max(stage.output for stage in own.values()) * (not step.is_on_gpus)
-    peak = RankPeak(running.gathered, running.at_end, received + running.sent)
-    for op in table.ranks[rank]:
-        now, gradients = running.run(op)
-        if now + gradients + running.sent + received > sum(peak):
-            peak = RankPeak(now, gradients, received + running.sent)
-    return peak
-
-
-class _Running:
-    """Memory of one rank while it runs its operations.
-
-    Args:
-        stages: The stages of the rank, by number.
-        keeps_sent: Whether it keeps the messages that it sends.
-        sharded: How stages are sharded; None if they are whole.
-        rank: The rank.
-        has_passed: Whether gradients of an earlier pass through the pipeline exist.
-
-    Attributes:
-        held: Bytes of activations between operations.
-        sent: Bytes of messages that are being sent.
-        gathered: Bytes of parameters that stay gathered.
-        at_end: Bytes of gradients after all operations.
-    """
-
-    def __init__(
-        self,
-        stages: Mapping[int, _Stage],
-        *,
-        keeps_sent: bool,
-        sharded: ShardedStages | None,
-        rank: int,
-        has_passed: bool,
-    ) -> None:
-        self.stages, self.keeps_sent, self.sharded = stages, keeps_sent, sharded
-        self.held = self.sent = 0.0
-        whole = {number: stage.gradients for number, stage in stages.items()}
-        self.at_end = sum(whole.values()) if sharded is None else sharded.gradients[rank]
-        self.done = whole if has_passed and sharded is None else dict.fromkeys(whole, 0.0)
-        self.shards = self.at_end if has_passed and sharded is not None else 0.0
-        self.frees = sharded is not None and sharded.stage == 3
-        self.gathered = 0.0 if self.frees else sum(stage.gathered for stage in stages.values())
-
-    def run(self, op: ScheduledOp) -> tuple[float, float]:
-        """Run an operation, and return the bytes of activations and of gradients at its peak."""
-        stage, has_halves = self.stages[op.stage], op.stage > 0
-        gradients = sum(self.done.values()) + self.shards
-        match op.op:
-            case "F":
-                now, added = self._forward(stage), 0.0
-            case "I":
-                now, added = self._first_half(stage) if has_halves else self.held, 0.0
-                self.sent += stage.answer * self.keeps_sent
-            case _:
-                is_second = op.op == "W" and has_halves
-                now, added = self._backward(op.stage, is_second=is_second)
-                self.sent += stage.answer * (self.keeps_sent and op.op == "B")
-        return now + self.gathered, gradients + added
-
-    def _forward(self, stage: _Stage) -> float:
-        now = self.held + stage.forward
-        self.held += stage.saved - stage.output * self.keeps_sent
-        self.sent += stage.output * self.keeps_sent
-        return now
-
-    def _first_half(self, stage: _Stage) -> float:
-        kept = stage.delayed + stage.kept_again
-        now = self.held + max(stage.backward - stage.saved, kept) + stage.gathered * self.frees
-        self.held += kept
-        return now
-
-    def _backward(self, number: int, *, is_second: bool) -> tuple[float, float]:
-        stage = self.stages[number]
-        part, added = (stage.backward, stage.arriving) if self.done[number] else stage.first
-        self.held -= stage.saved - stage.output * self.keeps_sent
-        if is_second:
-            self.held -= stage.delayed + stage.kept_again
-            part = stage.saved + stage.delayed + stage.again + stage.gathered * self.frees
-            added = added if self.sharded is None else stage.gradients
-        if self.sharded is None:
-            self.done[number] = stage.gradients
-        else:
-            self.shards = self.at_end
-        return self.held + part - stage.output * self.keeps_sent, added
