@@ -325,15 +325,16 @@ def _pieces(
         return
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
     buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
+    batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
         taken = [*leaf_tensors(x)]
-        kept = {_key(tensor): tensor.untyped_storage() for tensor in leaf_tensors(x)}
-        weights = {_key(parameter) for parameter in layer.parameters()}
+        kept = {_key(each): each.untyped_storage() for each in taken if _key(each) not in batch}
+        held = batch | {_key(parameter) for parameter in layer.parameters()}
 
-        def save(tensor: Tensor, kept: dict[int, Any] = kept, weights: set[int] = weights) -> Tensor:
-            if _key(tensor) not in weights:
+        def save(tensor: Tensor, kept: dict[int, Any] = kept, held: set[int] = held) -> Tensor:
+            if _key(tensor) not in held:
                 kept[_key(tensor)] = tensor.untyped_storage()
             return tensor
 
