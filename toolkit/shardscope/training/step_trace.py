@@ -32,28 +32,21 @@ from shardscope.spec.model.step import (
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, Scratch, leaf_tensors
+from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
+from shardscope.training.memory.replay import StepMark, highest, mark_of, replay
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
-from shardscope.training.split_trace import delayed_bytes, grown_in_halves
+from shardscope.training.split_trace import Halves, halves_of
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
 AROUND = "(around the units)"
-
-
-class StepMark(NamedTuple):
-    """A point in the training step; `Moment` has the same fields."""
-
-    phase: Phase
-    unit: int
-    done: int
 
 
 def trace_step(
@@ -113,11 +106,13 @@ def trace_step(
         pieces=_with_passes(
             tuple(_pieces(make(), inputs, samples, autocast)),
             {
-                mode: _piece_passes(
-                    apply_recompute(make(), mode), inputs, samples, autocast, in_halves=mode != "none"
-                )
+                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
                 for mode, step in steps.items()
                 if step.messages or mode != "none"
+            },
+            {
+                mode: _piece_halves(apply_recompute(make(), mode), inputs, samples, autocast, scratch)
+                for mode in modes
             },
         ),
         moments=moments,
@@ -172,7 +167,7 @@ class _Step:
         return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
-        """Run the step, and return the moments of highest memory use: the Pareto maxima that `_most` selects."""
+        """Run the step, and return the moments of highest memory use: the Pareto maxima that `highest` selects."""
         for number, unit in enumerate(self.units, 1):
             self._watch(unit, number)
         for parameter in self.module.parameters():
@@ -190,8 +185,8 @@ class _Step:
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)
-        found = _most(_replay(self.ledger, len(self.units), samples))
-        return tuple(each.replace(saved=self.most_saved[_mark_of(each)] / samples) for each in found)
+        found = highest(replay(self.ledger, len(self.units), samples))
+        return tuple(each.replace(saved=self.most_saved[mark_of(each)] / samples) for each in found)
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
         """Record a mark between two operations."""
@@ -345,7 +340,6 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
-            delayed_bytes=delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
@@ -359,8 +353,6 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
-    in_halves: tuple[float, float, float, float]
-    """The same in a split backward pass; see `PipelinePiece.recompute_split`."""
 
 
 def _piece_passes(
@@ -368,11 +360,8 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
-    *,
-    in_halves: bool,
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves, with `in_halves` also if
-    its backward pass is split.
+    """Run the passes of a module layer by layer, and return what each layer sends and saves.
 
     Empty if the module cannot be split into layers.
     """
@@ -393,25 +382,50 @@ def _piece_passes(
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
-        most = between = again = after = 0.0
-        if in_halves:
-            halves, taken = Activations(held), tree_map_only(Tensor, _leaf, given)
-            with recording(), halves.active(), autocast(), passing(module, inputs):
-                grown = grown_in_halves(layer, leaf_tensors(taken), leaf_tensors(call(layer, taken)), halves)
-            most, between, again, after = (size / samples for size in grown)
         found.append(
-            _PiecePasses(
-                _per_sample(called, samples), kept / samples, (saved.peak - kept) / samples,
-                (most, between, again, after),
-            )
-        )  # fmt: skip
+            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples)
+        )
+    return found
+
+
+def _piece_halves(
+    module: nn.Module,
+    inputs: Arguments,
+    samples: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
+) -> list[Halves]:
+    """Run a split backward pass of each layer of a module by itself, and return their memory.
+
+    Empty if the module cannot be split into layers.
+    """
+    found = list[Halves]()
+    try:
+        layers = layers_in_order(module)
+    except SpecError:
+        return found
+    x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+    for _, layer in layers:
+        given, passed = tree_map_only(Tensor, _leaf, x), list[Any]()
+
+        def forward(layer: nn.Module = layer, given: Any = given, passed: list[Any] = passed) -> Any:
+            with autocast():
+                output = call(layer, given)
+            passed.append(tree_map_only(Tensor, torch.empty_like, output))
+            return output
+
+        with passing(module, inputs):
+            found.append(halves_of(layer, forward, leaf_tensors(given), samples, scratch))
+        x = passed[0]
     return found
 
 
 def _with_passes(
-    pieces: tuple[PipelinePiece, ...], passes: Mapping[RecomputeMode, Sequence[_PiecePasses]]
+    pieces: tuple[PipelinePiece, ...],
+    passes: Mapping[RecomputeMode, Sequence[_PiecePasses]],
+    halves: Mapping[RecomputeMode, Sequence[Halves]],
 ) -> tuple[PipelinePiece, ...]:
-    """Return the pieces with what each of them sends and, if it recomputes, saves, by recomputation mode."""
+    """Return the pieces with what each of them sends and saves, by recomputation mode."""
     return tuple(
         piece.replace(
             messages={mode: rows[place].messages for mode, rows in passes.items() if rows[place].messages},
@@ -420,7 +434,8 @@ def _with_passes(
                 for mode, rows in passes.items()
                 if mode != "none"
             },
-            recompute_split={mode: rows[place].in_halves for mode, rows in passes.items() if mode != "none"},
+            recompute_split={mode: rows[place].grown for mode, rows in halves.items() if mode != "none"},
+            split={mode: rows[place].split for mode, rows in halves.items()},
         )
         for place, piece in enumerate(pieces)
     )
@@ -442,56 +457,3 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - fake tensors have no address
-
-
-def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
-    """Yield the memory in use at each mark, computed from the events before it in the ledger."""
-    gradients = ledger.gradients()
-    sizes: dict[int, int] = {}
-    owners: dict[int, int] = {}
-    activations = arriving = 0
-    placed = [0] * (num_units + 1)
-    for event in ledger.events:
-        match event:
-            case Made(storage, size):
-                sizes[storage] = size
-                arriving += size * (storage in gradients)
-                activations += size * (storage not in gradients)
-            case Placed(storage, owner) if storage in sizes and storage not in owners:
-                owners[storage] = owner
-                arriving -= sizes[storage]
-                placed[owner] += sizes[storage]
-            case Freed(storage) if storage not in owners:
-                size = sizes.pop(storage)
-                arriving -= size * (storage in gradients)
-                activations -= size * (storage not in gradients)
-            case StepMark(phase, unit, done):
-                here = sum(placed[1 : num_units + 1 - done]) if phase in ("turn", "backward", "leave") else 0
-                yield Moment(
-                    phase=phase, unit=unit, done=done, activations=activations / samples, arriving=arriving,
-                    own=here, around=placed[0],
-                )  # fmt: skip
-
-
-def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Yield the Pareto-maximal moments among those with the same mark.
-
-    A moment is left out if another moment with the same mark has at least as much memory in all four amounts:
-    activations, and three types of gradient memory.
-    """
-    places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
-    for moment in moments:
-        amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
-        places[_mark_of(moment)][amounts] = moment
-    for found in places.values():
-        for least, moment in found.items():
-            if not any(other != least and _covers(other, least) for other in found):
-                yield moment
-
-
-def _mark_of(moment: Moment) -> StepMark:
-    return StepMark(moment.phase, moment.unit, moment.done)
-
-
-def _covers(most: tuple[float, ...], least: tuple[float, ...]) -> bool:
-    return all(a >= b for a, b in zip(most, least, strict=True))

@@ -7,9 +7,7 @@ the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`
 - a buffer for each message that a stage receives in a pass: all inputs, and all gradients of outputs;
 - messages while they are sent. Ranks on CPUs keep them longer: to the end of the step, unless the schedule waits for
   each message;
-- if the backward pass is split into gradients of inputs and of weights: all saved tensors of a stage, and the output
-  gradients of operations with weights, from the first part to the end of the second. The first stage has no first
-  part.
+- if the backward pass is split: what `analytic.memory.split_stages` describes. The first stage has no first half.
 
 From a stage's first backward pass on, all its parameters have full gradients; with ZeRO 1, they have them throughout.
 For ZeRO 2 and 3, see `analytic.memory.sharded_stages`.
@@ -25,11 +23,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.in_flight import recomputed_in_halves
 from shardscope.analytic.memory.running import Alive, RankPeak, StageMemory, rank_peak
 from shardscope.analytic.memory.sharded_stages import ShardedStages, states_of
+from shardscope.analytic.memory.split_stages import StageEnd, stage_halves
 from shardscope.analytic.schedules.table import ScheduleTable
-from shardscope.spec.model.step import Moment, StepTrace
+from shardscope.spec.model.step import Moment, PipelinePiece, StepTrace
 
 
 class _Layers(NamedTuple):
@@ -141,8 +139,7 @@ def _stages(
         shared = {place for place in own[stage] if sum(place in each for each in mates) > 1}
         states = states_of(trace, own[stage], shared, sharded, step.element_bytes)
         below = layers.backward[start]
-        forward = backward = 0.0
-        first = later = Alive()
+        forward, first, later = 0.0, Alive(), Alive()
         for place, row in rows:
             if not start <= place < end:
                 continue
@@ -153,28 +150,34 @@ def _stages(
             now = samples * (row.activations - below + output * is_last)
             new, done = _gradients(layers, place, row, start, end)
             around = row.around if is_last else max(0.0, row.around - at_head)
-            backward = max(backward, now)
             first = max(first, Alive(now + gathered, new + done + around), key=sum)
             left = 0.0 if sharded is None else done + max(0.0, around - states.whole_around)
             later = max(later, Alive(now + gathered, new + left), key=sum)
+        saved, last = _saved(trace, mode, layers, start, end), StageEnd()
         if is_last:
-            at_loss = Alive(samples * (_at_loss(trace, mode) - below + output))
-            backward = max(backward, at_loss.activations)
-            first, later = max(first, at_loss, key=sum), max(later, at_loss, key=sum)
-        _, kept_again, again = recomputed_in_halves(pieces[start:end], mode)
+            at_loss = _at_loss(trace, mode) - below + output
+            first, later = (max(each, Alive(samples * at_loss), key=sum) for each in (first, later))
+            last = StageEnd(output, trace.loss_bytes, max(0.0, at_loss - saved))
+        halves = stage_halves(
+            pieces[start:end], [_gradients_of(step, piece) for piece in pieces[start:end]], mode, last,
+            samples=samples, saved=samples * saved, is_sharded=sharded is not None,
+        )  # fmt: skip
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
         found.append(
             StageMemory(
-                states, saved=samples * _saved(trace, mode, layers, start, end),
-                forward=forward, backward=backward, first=first, later=later,
-                delayed=samples * sum(piece.delayed_bytes for piece in pieces[start:end]),
-                kept_again=samples * kept_again, again=samples * again,
+                states, saved=samples * saved, forward=forward, first=first, later=later, halves=halves,
                 inputs=samples * inputs, received=samples * (inputs + output * (not is_last)),
                 output=samples * output * is_sent, handed_on=samples * output * (not is_last and not is_sent),
                 answer=samples * inputs * (start > 0 and ranks[stage - 1] != ranks[stage]),
             )
         )  # fmt: skip
     return found
+
+
+def _gradients_of(step: JobStep, piece: PipelinePiece) -> float:
+    """Return the bytes of the gradients of a piece's parameters."""
+    rows = (step.trace.parameters[place] for place in piece.parameters)
+    return step.element_bytes * sum(row.num_elements for row in rows if row.is_trained)
 
 
 def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:

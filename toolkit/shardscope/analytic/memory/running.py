@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.sharded_stages import Alive, StageStates
+from shardscope.analytic.memory.split_stages import StageHalves
 from shardscope.analytic.schedules.table import ScheduledOp, ScheduleTable
 
 
@@ -31,18 +32,11 @@ class StageMemory(NamedTuple):
     """Activations saved from the forward to the backward pass, including the stage's output but not its input."""
     forward: float
     """The peak of the forward pass."""
-    backward: float
-    """Activations at the peak of a backward pass."""
     first: Alive
     """The peak of a backward pass, if the stage has no gradients yet."""
     later: Alive
     """The peak of a backward pass, if an earlier one has left gradients, which are not part of it."""
-    delayed: float
-    """Output gradients of operations that a split backward pass keeps for its second part."""
-    kept_again: float
-    """Recomputed activations that the first half of a split backward pass keeps for the second."""
-    again: float
-    """Recomputed activations at the end of the second half."""
+    halves: StageHalves
     inputs: float
     """The stage's input; its gradient has the same size."""
     received: float
@@ -179,20 +173,19 @@ class _Running:
         return Alive(now)
 
     def _first_half(self, stage: StageMemory) -> Alive:
-        kept = stage.delayed + stage.kept_again
-        now = self.held + max(stage.backward - stage.saved, kept) + stage.states.gathered * stage.states.frees
-        self.held += kept
+        now = self.held + stage.halves.first + stage.states.gathered * stage.states.frees
+        self.held += stage.halves.kept
         return Alive(now)
 
     def _backward(self, number: int, *, is_second: bool) -> Alive:
         stage = self.stages[number]
-        states, lent = stage.states, self._lent(stage)
-        peak = stage.later if number in self.done else stage.first
+        states, lent, has_gradients = stage.states, self._lent(stage), number in self.done
+        peak = stage.later if has_gradients else stage.first
         self.held -= stage.saved - lent
         if is_second:
-            self.held -= stage.delayed + stage.kept_again
-            part = stage.saved + stage.delayed + stage.again + states.gathered * states.frees
-            peak = Alive(part, peak.gradients if states.sharded is None else states.gradients)
+            self.held -= stage.halves.kept
+            peak = stage.halves.later if has_gradients else stage.halves.second
+            peak = peak._replace(activations=peak.activations + states.gathered * states.frees)
         self._leave(number)
         self.left[number] -= 1
         if not self.left[number] and not self.has_passed:

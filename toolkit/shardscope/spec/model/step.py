@@ -80,6 +80,25 @@ class AxisMessage(Spec):
     """Bytes of the whole tensor, if they do not depend on the batch, as of the gradients of parameters."""
 
 
+class SplitBackward(Spec):
+    """Memory of a layer in a backward pass that is split into the gradients of inputs and those of weights.
+
+    Bytes of activations, which include gradients of activations, are those of one sample.
+    """
+
+    first: float = 0.0
+    """By how much activations grow in the first half, at most, without the gradient of the layer's output."""
+    kept: float = 0.0
+    """By how much they have grown after it, without the gradients of the layer's input and output."""
+    of_output: NonNegativeFloat = 0.0
+    """Part of the gradient of the layer's output that the second half needs too."""
+    second: tuple[tuple[float, float, float], ...] = ()
+    """The moments of highest memory in the second half: by how much activations have grown since its start, bytes of
+    gradients of parameters that are being computed, and of those that are complete."""
+    left: float = 0.0
+    """By how much activations have grown from the start of the second half to its end; negative, as it frees them."""
+
+
 class PipelinePiece(Spec):
     """One layer of a module; a pipeline can split the module before and after the layer."""
 
@@ -89,8 +108,6 @@ class PipelinePiece(Spec):
     """FLOP of the layer's forward pass, for one sample."""
     stored_bytes: NonNegativeFloat
     """Bytes that the layer saves for the backward pass, for one sample."""
-    delayed_bytes: NonNegativeFloat = 0.0
-    """Bytes of gradients from which a split backward pass computes those of the layer's parameters, for one sample."""
     parameters: tuple[Total, ...]
     """Indices of the parameters that the layer uses."""
     buffers: tuple[Total, ...] = ()
@@ -104,6 +121,9 @@ class PipelinePiece(Spec):
     """By recomputation mode other than ``none``, for one sample: the bytes by which the saved bytes grow in a split
     backward pass: in the first half, at most; after it; in the second half, at most; and after that, if a later layer
     keeps the graph."""
+
+    split: dict[str, SplitBackward] = Field(default_factory=dict)
+    """Memory of a split backward pass, by recomputation mode."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
