@@ -47,7 +47,7 @@ def hold(pool: RankPool, folder: Path, data: str, schedule: str, recompute: str,
     pipeline = pool.world_size // 2 // tensor
     job = ss.Job(
         model=gpt, data="python-source", world_size=pool.world_size, device="cpu", optimizer="sgd",
-        recompute=recompute, batch=ss.Batch(16 * pipeline, micro_batch=4),
+        recompute=recompute, record=ss.Record(messages_first=0), batch=ss.Batch(16 * pipeline, micro_batch=4),
         strategy=ss.Strategy("mesh", data=data, tensor=tensor, pipeline=pipeline, stages=stages),
     )  # fmt: skip
     peaks, terms = pool.run(measured(job), folder), ss.predict(job).by_rank

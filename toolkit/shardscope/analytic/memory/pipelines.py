@@ -137,13 +137,13 @@ def _stages(
         inputs = pieces[start - 1].output_bytes if start else 0.0
         mates = [each for each, rank in zip(own, ranks, strict=True) if rank == ranks[stage]]
         shared = {place for place in own[stage] if sum(place in each for each in mates) > 1}
-        states = states_of(trace, own[stage], shared, sharded, step.element_bytes)
+        states = states_of(trace, pieces[start:end], shared, sharded, step.element_bytes)
         below = layers.backward[start]
         forward, first, later = 0.0, Alive(), Alive()
         for place, row in rows:
             if not start <= place < end:
                 continue
-            gathered = states.gathered_at(row, len(trace.units) - 1)
+            gathered = states.gathered_at(row, place - start)
             if row.phase in ("enter", "forward"):
                 forward = max(forward, samples * (row.activations - layers.forward[start]) + gathered)
                 continue

@@ -1,21 +1,24 @@
 """Parameters and gradients of a pipeline stage, whole or sharded with ZeRO 2 or 3.
 
-FSDP2 reduces a stage's gradients after each backward pass, unit by unit, so a rank has the whole gradients of a stage
-only during the pass, and shards afterwards. With ZeRO 3, it frees a unit's parameters after the unit's forward pass,
-and those of a stage after its backward pass; with ZeRO 2, after the stage's last backward pass in a step. Unless ranks
-share buffers, parameters are copied from a message of the size of their unit, and gradients into one.
+Each layer of a stage is a unit of FSDP2. It reduces a stage's gradients after each backward pass, unit by unit, so a
+rank has the whole gradients of a stage only during the pass, and shards afterwards. With ZeRO 3, it frees a unit's
+parameters after the unit's forward pass, and those of a stage after its backward pass; with ZeRO 2, after the stage's
+last backward pass in a step. Unless ranks share buffers, parameters are copied from a message of the size of their
+unit, and gradients into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from shardscope.analytic.sharding import padded_elements
-from shardscope.spec.model.step import Moment, ParameterRow, StepTrace
+from shardscope.spec.model.step import Moment, ParameterRow, PipelinePiece, StepTrace
 
 _FREES = 3
 """ZeRO stage that frees parameters after each pass."""
+_SEVERAL = -1
+"""Unit of the parameters that several layers of a stage use."""
 
 
 class Alive(NamedTuple):
@@ -50,9 +53,10 @@ class StageStates(NamedTuple):
 
     sharded: ShardedStages | None
     units: Mapping[int, float]
-    """Parameters of each unit that are gathered, with their padding; empty unless the stage is sharded."""
+    """Parameters of each layer of the stage that are gathered, with their padding; those of several layers at -1. Empty
+    unless the stage is sharded."""
     reduced: Mapping[int, float]
-    """Gradients of each unit that are reduced, with their padding."""
+    """Gradients that are reduced, in the same way."""
     gradients: float
     """Gradients, without `whole`."""
     shards: float
@@ -77,24 +81,23 @@ class StageStates(NamedTuple):
         """Whether parameters and gradients are exchanged in messages."""
         return self.sharded is not None and not self.sharded.shares_buffers
 
-    def gathered_at(self, row: Moment, last: int) -> float:
+    def gathered_at(self, row: Moment, layer: int) -> float:
         """Return the bytes of parameters that are gathered at a moment of a pass, if they are freed after it.
 
-        This includes the message from which those of a unit are copied.
+        This includes the message from which those of a layer are copied.
 
         Args:
             row: The moment.
-            last: Number of the model's last unit.
+            layer: Which of the stage's layers runs.
         """
         if not self.frees:
             return 0.0
-        own, now = self.units.get(row.unit, 0.0) if row.unit else 0.0, self.units.get(0, 0.0)
-        if row.phase in ("enter", "turn") and self.sends:
+        own, now = self.units.get(layer, 0.0), self.units.get(_SEVERAL, 0.0)
+        if row.phase in ("enter", "turn") and row.unit and self.sends:
             now += own
         if row.phase in ("enter", "forward"):
             return now + own
-        first = row.unit or last - row.done + 1
-        return now + sum(size for unit, size in self.units.items() if unit and unit >= first)
+        return now + sum(size for unit, size in self.units.items() if unit >= layer)
 
     def reduction(self) -> Alive:
         """Return the peak of the reduction after a backward pass; nothing if it takes place in shared buffers."""
@@ -111,7 +114,7 @@ class StageStates(NamedTuple):
 
 def states_of(
     trace: StepTrace,
-    own: Collection[int],
+    pieces: Sequence[PipelinePiece],
     shared: Collection[int],
     sharded: ShardedStages | None,
     element_bytes: int,
@@ -120,15 +123,19 @@ def states_of(
 
     Args:
         trace: Trace of the whole model.
-        own: Indices of the stage's parameters.
-        shared: Those of them that other stages of the rank have too.
+        pieces: The layers of the stage.
+        shared: Indices of the parameters that other stages of the rank have too.
         sharded: How stages are sharded; None if they are whole.
         element_bytes: Bytes of one element.
     """
     units, reduced, whole = dict[int, float](), dict[int, float](), dict[int, float]()
     gradients = shards = whole_around = 0.0
-    for place in sorted(own):
-        row = trace.parameters[place]
+    users: dict[int, list[int]] = {}
+    for layer, piece in enumerate(pieces):
+        for place in piece.parameters:
+            users.setdefault(place, []).append(layer)
+    for place, layers in users.items():
+        row, unit = trace.parameters[place], layers[0] if len(layers) == 1 else _SEVERAL
         ranks = 1 if sharded is None else sharded.ranks_of(row)
         gradient = float(element_bytes * row.num_elements * row.is_trained)
         if place in shared or (sharded is not None and ranks == 1):
@@ -140,7 +147,7 @@ def states_of(
             shards += gradient
             continue
         size = float(element_bytes * padded_elements(row.shape, ranks))
-        units[row.unit] = units.get(row.unit, 0.0) + size
-        reduced[row.unit] = reduced.get(row.unit, 0.0) + size * row.is_trained
+        units[unit] = units.get(unit, 0.0) + size
+        reduced[unit] = reduced.get(unit, 0.0) + size * row.is_trained
         shards += size * row.is_trained / ranks
     return StageStates(sharded, units, reduced, gradients, shards, whole, whole_around)
