@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bundle import folder_of, write_bundle
+from bytecode import add_bytecode
 from links import broken_links
 from pyodide_files import PINS, PyodideMissing, fetch
 from recorded import write_recorded
@@ -54,6 +55,7 @@ def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> P
     shutil.copytree(files, out / "pyodide")
     write_bundle(out / "bundle.zip")
     write_recorded(out / "bundle.zip", out / "recorded")
+    add_bytecode(out / "bundle.zip", out / "pyodide")
     (out / "vendor").mkdir()
     for name, (package, path) in FRONT_END.items():
         shutil.copy(folder_of(package) / path, out / "vendor" / name)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 OWN = ("shardscope", "shardscope_widgets")
 LIBRARIES = ("ipywidgets", "traitlets", "comm", "anywidget", "psygnal", "plotly", "_plotly_utils", "narwhals")
+TRACES = {"bar", "heatmap", "scatter", "layout"}
+"""The parts of `plotly.graph_objs` that the panels' figures use; each trace has a folder of its own there."""
 STAND_INS = Path(__file__).parent / "site" / "python"
 """Modules written for the page: the bridge to it, and what ipywidgets asks of IPython."""
 LEFT_OUT = (
@@ -57,5 +59,11 @@ def _files(folder: Path) -> Iterator[Path]:
             path.is_file()
             and path.suffix in KINDS
             and not any(f"/{part}/" in f"/{name}" for part in LEFT_OUT)
+            and not _is_of_other_trace(path)
         ):
             yield path
+
+
+def _is_of_other_trace(path: Path) -> bool:
+    folders = path.parts[:-1]
+    return "graph_objs" in folders[:-1] and folders[folders.index("graph_objs") + 1] not in TRACES

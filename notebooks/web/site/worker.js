@@ -23,7 +23,7 @@ async function start() {
   const archive = fetch("./bundle.zip").then((answer) => answer.arrayBuffer());
   const pyodide = await loadPyodide({ packages: PACKAGES });
   say("Loading the calculators");
-  pyodide.unpackArchive(await archive, "zip", { extractDir: "/lib/page" });
+  pyodide.unpackArchive(await archive, "zip", { extractDir: "/" });
   pyodide.runPython("import sys; sys.path.insert(0, '/lib/page')");
   const bridge = pyodide.pyimport("page_bridge");
   bridge.connect((text, buffers) => {

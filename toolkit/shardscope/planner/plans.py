@@ -417,7 +417,9 @@ class Plans:
         if self.limits is None or not len(self):
             return None
         recipes = dict.fromkeys(pool.found.recipe for pool in self.pools)
-        return fastest_beyond(self.asked, self.global_batch, self.limits, list(recipes))
+        return fastest_beyond(
+            self.asked, self.global_batch, self.limits, list(recipes), float(self.step_time_s.min())
+        )
 
     def _unshipped(self) -> list[str]:
         """Return sentences on features that the best plan's software does not ship, in the plan or in excluded

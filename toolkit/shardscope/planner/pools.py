@@ -32,8 +32,13 @@ def searched(
     spaces: Sequence[SearchAxes],
     recipes: Sequence[SharedSettings],
     top: int | None,
+    *,
+    below_s: float = np.inf,
 ) -> tuple[list[Pool], list[Found]]:
-    """Return two lists, with the candidates and the search result for each recipe, space and software."""
+    """Return two lists, with the candidates and the search result for each recipe, space and software.
+
+    Layouts whose step takes `below_s` seconds or longer may be left out.
+    """
     pools, found = [], []
     stages = [zero for space in spaces for zero in space.zero]
     for recipe, space in product(recipes, spaces):
@@ -41,16 +46,18 @@ def searched(
             asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe, stages=stages
         )
         for setting, part in asked.parts(here):
-            kept, best = _best(setting, part, top)
+            kept, best = _best(setting, part, top, below_s)
             found.append(best)
             pools.append(Pool(setting, kept, best.rows))
     return pools, found
 
 
-def _best(setting: SearchSettings, part: Candidates, top: int | None) -> tuple[Candidates, Found]:
+def _best(
+    setting: SearchSettings, part: Candidates, top: int | None, below_s: float
+) -> tuple[Candidates, Found]:
     """Return the candidates, and what a search keeps of them."""
     if not isinstance(setting.cluster, EmulatedDevices):
-        return part, search(setting, part, keep=top)
+        return part, search(setting, part, keep=top, below_s=below_s)
     from shardscope.planner.jobs import search_jobs  # needs psutil, which web pages lack
 
     return search_jobs(setting, part, keep=top)

@@ -90,7 +90,7 @@ class Found(NamedTuple):
 EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 4, *(np.zeros(0),) * 2)
 
 
-def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> Found:
+def search(setting: SearchSettings, found: Candidates, *, keep: int | None, below_s: float = np.inf) -> Found:
     """Score all candidates and keep the first `keep` Pareto fronts over time and memory.
 
     On a mixed cluster, the split of the layers depends on the free memory, so no layout is skipped early.
@@ -99,13 +99,15 @@ def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> F
         setting: Model, cluster and calibration.
         found: The candidates.
         keep: Number of Pareto fronts to keep; None for every layout that fits.
+        below_s: Skip layouts whose step certainly takes this long or longer, in seconds; they are not counted.
     """
     if keep is not None and setting.cluster.groups:
-        every = search(setting, found, keep=None)
+        every = search(setting, found, keep=None, below_s=below_s)
         rows, _ = _best(every.rows, capacity(setting), keep)
         return every._replace(rows=rows, beaten=len(every.rows.time_s) - len(rows.time_s))
     least = least_times(setting, found)
     order, can = np.argsort(least, kind="stable"), can_recompute_in_part(found)
+    order = order[least[order] < below_s]
     rows, bar, closest = EMPTY, Staircase(np.zeros((0, 2))), Closest(EMPTY, np.inf)
     kept: list[RankedRows] = []
     fits_count = too_large = 0

@@ -133,10 +133,13 @@ def lacking(software: str, layout: Layout, model: Transformer) -> str:
 
 
 def fastest_beyond(
-    asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings]
+    asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings], below_s: float
 ) -> Beyond | None:
-    """Return the fastest layout of the unlimited space; None if the limited space contains it."""
-    pools, _ = searched(asked, batch, [limits.wider], recipes, 1)
+    """Return the fastest layout of the unlimited space; None if the limited space contains it.
+
+    `below_s` is the step time of the fastest layout in the limited space, in seconds.
+    """
+    pools, _ = searched(asked, batch, [limits.wider], recipes, 1, below_s=below_s)
     pool = min(pools, key=lambda each: each.rows.time_s.min(initial=np.inf))
     if not len(pool.rows.time_s):
         return None
