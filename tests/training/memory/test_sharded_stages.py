@@ -42,7 +42,7 @@ def gpt() -> nn.Module:
 
 
 def hold(pool: RankPool, folder: Path, data: str, schedule: str, recompute: str, tensor: int = 1) -> None:
-    """Assert that each rank needs within one percent of what is predicted."""
+    """Assert that each rank needs within one percent of what is predicted, or 1.5 % with recomputation."""
     stages = ss.Pipeline(schedule=schedule, split="even")
     pipeline = pool.world_size // 2 // tensor
     job = ss.Job(
@@ -52,7 +52,8 @@ def hold(pool: RankPool, folder: Path, data: str, schedule: str, recompute: str,
     )  # fmt: skip
     peaks, terms = pool.run(measured(job), folder), ss.predict(job).by_rank
     assert terms is not None
-    assert [term.value for term in terms] == pytest.approx(peaks, rel=0.01)
+    bound = 0.01 if recompute == "none" else 0.015
+    assert [term.value for term in terms] == pytest.approx(peaks, rel=bound)
 
 
 @pytest.mark.sampled

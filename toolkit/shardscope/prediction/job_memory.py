@@ -288,8 +288,9 @@ def _expert_ranks(job: Job) -> int | None:
 def _shares_buffers(step: JobStep) -> bool:
     """Return whether ranks exchange the units of ZeRO 2 and 3 in buffers that they share."""
     sharing = step.job.strategy.of_data
-    is_sharded = isinstance(sharing, FullyShardedStrategy) and _expert_ranks(step.job) is None
-    return is_sharded and sharing.may_share_buffers(step)
+    if not isinstance(sharing, FullyShardedStrategy) or _expert_ranks(step.job) is not None:
+        return False
+    return sharing.may_share_buffers(step)
 
 
 def _cut(step: JobStep, stage: int) -> Sharding:

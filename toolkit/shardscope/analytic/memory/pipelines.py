@@ -23,8 +23,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.running import Alive, RankPeak, StageMemory, rank_peak
-from shardscope.analytic.memory.sharded_stages import ShardedStages, states_of
+from shardscope.analytic.memory.running import RankPeak, StageMemory, rank_peak
+from shardscope.analytic.memory.sharded_stages import Alive, ShardedStages, states_of
 from shardscope.analytic.memory.split_stages import StageEnd, stage_halves
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, PipelinePiece, StepTrace
