@@ -241,7 +241,8 @@ class TestLab:
         """As after `pip install`: no checkout, the notebooks inside the package."""
         package = tmp_path / "site/shardscope_widgets"
         (package / "notebooks").mkdir(parents=True)
-        (package / "notebooks/01-tour.ipynb").write_text("the tour")
+        tour = {"cells": [], "metadata": {"jupytext": {"formats": "ipynb,py:percent"}, "language_info": {}}}
+        (package / "notebooks/01-tour.ipynb").write_text(json.dumps(tour))
         monkeypatch.setattr(lab, "CHECKOUT", tmp_path / "nowhere")
         monkeypatch.setattr(lab, "files", lambda _name: package)
         monkeypatch.chdir(tmp_path)
@@ -255,10 +256,13 @@ class TestLab:
         monkeypatch.setattr(lab, "CHECKOUT", tmp_path)
         assert lab.prepare(None) == tmp_path / "notebooks"
 
-    def test_an_installed_package_copies_them_out(self, installed: Path) -> None:
+    def test_an_installed_package_copies_them_out_without_a_script_that_is_saved_beside_them(
+        self, installed: Path
+    ) -> None:
         folder = lab.prepare(None)
         assert folder == installed / "shardscope-notebooks"
-        assert (folder / "01-tour.ipynb").read_text() == "the tour"
+        copied = json.loads((folder / "01-tour.ipynb").read_text())
+        assert copied == {"cells": [], "metadata": {"language_info": {}}}
 
     def test_what_the_reader_changed_is_never_overwritten(self, installed: Path) -> None:
         (lab.prepare(Path("mine")) / "01-tour.ipynb").write_text("my notes")

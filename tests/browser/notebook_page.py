@@ -91,7 +91,7 @@ class NotebookPage:
         page.set_default_navigation_timeout(_PATIENCE_MS)
         self.left_loopback: list[str] = []
         self.console_errors: list[str] = []
-        page.route(lambda url: not url.startswith((server.base, "data:", "blob:")), self._abort)
+        page.on("request", self._note_where)
         page.on("console", self._note)
         page.on("pageerror", lambda e: self.console_errors.append(e.stack or str(e)))
 
@@ -101,9 +101,9 @@ class NotebookPage:
                 f"{message.text} {[str(arg) for arg in message.args]} {message.location}"
             )
 
-    def _abort(self, route: Any) -> None:
-        self.left_loopback.append(route.request.url)
-        route.abort()
+    def _note_where(self, request: Any) -> None:
+        if not request.url.startswith((self._server.base, "data:", "blob:")):
+            self.left_loopback.append(request.url)
 
     def open(self, notebook: Path, *, timeout_ms: int = 120_000) -> NotebookPage:
         name = f"{notebook.stem}-{secrets.token_hex(4)}.ipynb"

@@ -28,7 +28,10 @@ def opened(notebook, folder, more=""):
     return notebook
 
 
-@pytest.mark.parametrize(("more", "button"), [("", "Start again"), (", checkpoint_every=20", "Resume")])
+@pytest.mark.parametrize(
+    ("more", "button"),
+    [pytest.param("", "Start again", marks=pytest.mark.weekly), (", checkpoint_every=20", "Resume")],
+)
 def test_a_run_that_ended_with_its_kernel_says_so_and_goes_on_by_one_click(notebook, tmp_path, more, button):
     lab = opened(notebook, tmp_path, more)
     page = lab.page

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import nbformat
 
-CELL = """
+from conformance.runs import SHORT_TEXT
+
+CELL = f"""
 import os, tempfile
 os.environ["SHARDSCOPE_RUNS"] = tempfile.mkdtemp()
 import shardscope as ss
 from shardscope_widgets import Lab
-lab = Lab(ss.Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=2, steps=20))
+lab = Lab(ss.Job(model="gpt-nano", data={SHORT_TEXT!r}, strategy="zero-3", world_size=2, steps=20))
 lab
 """
 OUTER = ".jp-OutputArea-output > .ss-lab"

@@ -10,6 +10,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.calibration.calibration import Interval
 from shardscope.cli import main
 from shardscope.errors import SpecError
 from shardscope.measure.accuracy import Accuracy, inside_text
@@ -84,7 +85,7 @@ def test_the_command_prints_the_table_and_the_records(root: Path, capsys: pytest
     assert main(["accuracy", "--root", str(root), "--by", "world_size"]) == 0
     said = capsys.readouterr().out
     assert re.match(
-        r"[012] of 2 step times inside their 90% interval on this machine, predicted at the launch of 2 ",
+        r"2 predicted step times so far on this machine, off by \d+( to \d+)?%; median error of 2 runs, predicted at ",
         said,
     )
     assert inside_text(ss.accuracy(root).runs) in said
@@ -100,3 +101,16 @@ def test_the_figure_has_a_marker_for_each_run(root: Path) -> None:
     assert [number for number, _ in info.constants] == [1]
     drawn = {trace.name: trace.y[0] for trace in draw_accuracy(info).data}
     assert drawn == pytest.approx({p.strategy: p.predicted_s / p.measured_s for p in info.points})
+
+
+def test_few_step_times_are_described_by_their_distance_and_many_are_counted(root: Path) -> None:
+    one = ss.accuracy(root).runs[0]
+    predicted = one.predicted._replace(step_time_s=1.0, interval=Interval(0.9, 1.1))
+    off = lambda *measured: [one._replace(predicted=predicted, measured_s=seconds) for seconds in measured]
+    assert inside_text(off(0.8)) == "1 predicted step time so far on this machine, off by 25%"
+    assert inside_text(off(0.8, 1.0)) == "2 predicted step times so far on this machine, off by 0 to 25%"
+    many = "9 of 10 step times inside their 90% interval on this machine"
+    assert inside_text(off(0.8, *[1.0] * 9)) == many
+    assert Accuracy(tuple(off(0.8, *[1.0] * 9))).headline == (
+        f"{many}; median error of 10 runs, predicted at launch: 0.0%."
+    )

@@ -7,6 +7,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,8 @@ JOB = ss.Job(model="mlp", data="digits", world_size=2)
 
 
 @pytest.fixture(autouse=True)
-def nothing_timed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_timed_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(codecs, "_timed_here", {})
 
 
@@ -68,11 +70,11 @@ def test_packing_goes_bucket_by_bucket_as_far_as_the_sample(monkeypatch: pytest.
     buckets = [[(10,)], [(128, 10), (128,)], [(7,)]]
     packing_seconds([job], buckets, repeats=1)
     assert packed == buckets
-    monkeypatch.setattr(codecs, "_timed_here", {})
+    codecs.forget_timings()
     monkeypatch.setattr(codecs, "LARGEST_SAMPLE", 1290)
     packing_seconds([job], buckets, repeats=1)
     assert packed == [[(10,)], [(128, 10)]]
-    monkeypatch.setattr(codecs, "_timed_here", {})
+    codecs.forget_timings()
     monkeypatch.setattr(codecs, "MOST_BUCKETS", 1)
     packing_seconds([job], buckets, repeats=1)
     assert packed == [[(10,)]]
@@ -118,6 +120,18 @@ def test_timings_are_forgotten_when_asked_and_after_a_calibration(monkeypatch: p
     later = chosen()._replace(calibration=chosen().calibration.replace(measured_at="2031-01-01 00:00"))
     monkeypatch.setattr(codecs, "chosen", lambda: later)
     assert time_it() == [3.0]
+
+
+def test_another_process_uses_the_same_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([9.0, 3.0])
+    monkeypatch.setattr(codecs, "_timed", lambda *_: [next(seconds)] * 5)
+    int8 = JOB.replace(compression="int8")
+    assert packing_seconds([int8], [[(8,)]], repeats=1) == [9.0]
+    monkeypatch.setattr(codecs, "_timed_here", {})  # as in a new process
+    assert packing_seconds([int8], [[(8,)]], repeats=1) == [9.0]
+    codecs._path().write_text('{"damaged": [')
+    monkeypatch.setattr(codecs, "_timed_here", {})
+    assert packing_seconds([int8], [[(8,)]], repeats=1) == [3.0]
 
 
 def test_only_one_thread_times_packing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,17 @@ import pandas as pd
 import pytest
 
 import shardscope as ss
+from conformance.events import step_event
 from shardscope.measure.explain.changes import Predictor, best_change
-from shardscope.measure.explain.losses import Loss, MeasuredStep, losses
+from shardscope.measure.explain.losses import Loss, MeasuredStep, computing_s, losses
 from shardscope.measure.explain.of_run import Explanation, explanation, measured_step, second_remedy
 from shardscope.measure.explain.verdict import verdict
 from shardscope.measure.explain.words import changed_text, loss_change_text, speed_text
 from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
 from shardscope.methods.strategies.pipeline import with_split
 from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.stragglers import Straggler
 from shardscope.runtime.launcher.preflight import Preflight, preflight
 from widgets.fake_runs import schedule_events
 
@@ -39,7 +42,13 @@ def parts(**seconds: float) -> dict[tuple[str, str], float]:
 
 
 def step(*ranks: dict[tuple[str, str], float], waiting: float = 0.0, **about: Any) -> MeasuredStep:
-    return MeasuredStep(max(sum(rank.values()) for rank in ranks), ranks, waiting, **about)
+    return MeasuredStep(
+        max(sum(rank.values()) for rank in ranks), ranks, [*map(computing_s, ranks)], waiting, **about
+    )
+
+
+def slow(rank: int, times: float, **about: Any) -> Straggler:
+    return Straggler("straggler", (), times, "", rank, "forward", times, **{"wait_s": 0.1, **about})
 
 
 def explained(job: ss.Job, measured: MeasuredStep, predict: Predictor = predict_job) -> Any:
@@ -68,7 +77,8 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
     then = PIPELINE.replace(**found.change)
     assert then.num_micro_batches > 2
     assert found.sentence.startswith(
-        "Ranks wait 62% of the time (mean over ranks): mostly the bubble of 4 stages and 2 micro-batches. "
+        "Ranks wait 62% of the time (mean over ranks): 60% the bubble of 4 stages and 2 micro-batches, 2% messages or "
+        "other programs. "
         f"{then.num_micro_batches} micro-batches instead of 2 would take the bubble from 60% to "
         f"{schedule_bubble(then):.0%}; predicted: "
     )
@@ -77,20 +87,58 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
     )
 
 
-def test_only_the_schedules_part_of_the_waiting_is_called_its_bubble() -> None:
-    told = "Ranks wait 73% of the time (mean over ranks): about 60% is the bubble of 4 stages and 2 micro-batches; "
+def test_the_parts_of_the_waiting_add_up_to_it_and_are_named() -> None:
+    told = "Ranks wait 73% of the time (mean over ranks): 60% the bubble of 4 stages and 2 micro-batches"
     taking_turns = explained(PIPELINE, in_pipeline(*[0.27] * 4, waiting=0.73, shares_cores=True))
-    assert taking_turns.sentence.startswith(f"{told}the rest comes from passes that take turns on 2 cores.")
-    one_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.2, 0.5, waiting=0.73, uneven=0.73))
-    assert one_slow.sentence.startswith(
-        f"{told}the rest comes from stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
+    assert taking_turns.sentence.startswith(f"{told}, 13% messages or waiting for one of 2 cores.")
+    several = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
+    assert several.sentence.startswith(f"{told}, 7% stages of unequal cost, 6% messages or other programs.")
+
+
+def test_the_slow_rank_of_a_pipeline_is_the_one_that_the_status_names() -> None:
+    said = "13% stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
+    about = {"waiting": 0.73, "uneven": 0.73, "straggler": slow(3, 2.5)}
+    one_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.2, 0.5, **about))
+    assert said in one_slow.sentence
+    assert {loss.rank for loss in one_slow.losses if loss.share} == {3}
+    of_two = in_pipeline(0.2, 0.5, waiting=0.73, uneven=0.73, straggler=slow(1, 2.5))
+    assert (
+        "(rank 1 computes 2.5 times as long as the other)"
+        in explained(PIPELINE.replace(world_size=2), of_two).sentence
     )
-    of_two = explained(PIPELINE.replace(world_size=2), in_pipeline(0.2, 0.5, waiting=0.73, uneven=0.73))
-    assert "(rank 1 computes 2.5 times as long as the other)" in of_two.sentence
-    two_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
-    assert two_slow.sentence.startswith(
-        f"{told}the rest comes from stages of unequal cost, and messages between stages or other programs."
-    )
+
+
+def test_passes_while_messages_travel_count_as_computing_in_status_and_explanation() -> None:
+    """Stage 3 is slowest. Stages 1 and 2 compute while their messages travel, which once hid their passes."""
+    events = [event for number in range(1, 21) for event in _with_sends(number)]
+    log = RunLog.of(PIPELINE)
+    log.feed(events)
+    found = measured_step(events, PIPELINE, None)
+    assert found is not None
+    assert log.straggler is not None
+    assert found.straggler is not None
+    assert (log.straggler.rank, found.straggler.rank, found.slowest) == (3, 3, 3)
+    assert log.straggler.value == found.straggler.value == pytest.approx(1.5)
+    assert found.computed == pytest.approx([0.2, 0.2, 0.2, 0.3])
+
+
+def _with_sends(number: int) -> list[dict[str, Any]]:
+    start = float(number)
+    spans = [
+        [["compute", "forward", start, start + (0.3 if rank == 3 else 0.2), 0]]
+        + [["communication", "send", start, start + 0.19, 1]] * (rank in {1, 2})
+        for rank in range(4)
+    ]
+    return [step_event(number, rank, spans=own, step_time_s=0.5) for rank, own in enumerate(spans)]
+
+
+def test_a_rank_that_the_status_names_is_a_straggler_unless_no_other_rank_waits_for_it() -> None:
+    ranks = [parts(forward=0.5), parts(forward=0.5), parts(forward=0.56)]
+    in_turn, *_ = losses(step(*ranks, waiting=0.2))
+    assert in_turn.cause == "uneven steps"
+    named, *_ = losses(step(*ranks, waiting=0.2, straggler=slow(2, 1.15)))
+    assert (named.cause, named.rank) == ("straggler", 2)
+    assert not losses(step(*ranks, waiting=0.2, straggler=slow(2, 1.15, wait_s=0.0)))[0].share
 
 
 def test_waiting_for_a_slower_stage_is_not_the_bubble() -> None:
@@ -356,18 +404,20 @@ def test_a_verdict_begins_with_what_became_of_the_loss_if_that_was_measured(
     assert speed.startswith(
         "Speed: 33% faster with 8 micro-batches instead of 2 (samples per second; predicted: "
     )
-    assert told.finding.startswith("Ranks wait 52% of the time, 65% before; ") is has_spans
+    assert told.finding.startswith("Ranks wait 52% of the time, 65% before: ") is has_spans
     assert bool(told.more) is has_spans
 
 
 def test_what_became_of_the_largest_loss_is_told_in_its_own_terms() -> None:
     before, after = in_pipeline(*[0.35] * 4, waiting=0.65), in_pipeline(*[0.48] * 4, waiting=0.52)
     assert loss_change_text(losses(before)[0], before, after) == (
-        "Ranks wait 52% of the time, 65% before; the bubble alone is 60%, 60% before."
+        "Ranks wait 52% of the time, 65% before: 52% in the bubble (60% before), 0% for messages or other programs "
+        "(5% before)."
     )
     split = in_pipeline(0.1, 0.4, 0.4, 0.4, waiting=0.7, uneven=0.68)
-    assert loss_change_text(losses(before)[0], before, split).endswith(
-        "; stages of unequal cost add 8%, 0% before."
+    assert loss_change_text(losses(before)[0], before, split) == (
+        "Ranks wait 70% of the time, 65% before: 60% in the bubble (60% before), 8% for stages of unequal cost (0% "
+        "before), 2% for messages or other programs (5% before)."
     )
     before, after = (step(*[parts(forward=1 - sent, sent=sent)] * 2) for sent in (0.6, 0.2))
     text = loss_change_text(losses(before)[0], before, after)

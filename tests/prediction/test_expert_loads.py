@@ -10,6 +10,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.emulated import needs_namespaces
+from conformance.runs import SHORT_TEXT
 from shardscope.analytic.communication.experts import all_to_alls
 
 EXPERTS, LAYERS = 8, 4
@@ -99,9 +100,10 @@ def skewed_model() -> nn.Module:
 
 @pytest.mark.slow
 def test_a_step_with_a_skewed_router_takes_as_long_as_predicted_from_its_recorded_loads() -> None:
+    """On a short text: an evaluation takes emulated ranks as long as many steps."""
     needs_namespaces()
     job = ss.Job(
-        model=skewed_model, data="python-source", layout=LAYOUT, steps=6, eval_every=None,
+        model=skewed_model, data=SHORT_TEXT, layout=LAYOUT, steps=6, eval_every=None,
         optimizer=ss.Optimizer("adamw", lr=1e-6),
     )  # fmt: skip
     run = ss.launch(job, CLUSTER).wait(120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +107,6 @@ def test_parts_of_sequences_cost_what_they_say(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, settings: dict[str, Any]
 ) -> None:
     hold(pool, strategy, tmp_path, **settings)
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.weekly

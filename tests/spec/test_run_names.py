@@ -47,6 +47,11 @@ def test_with_many_differences_a_name_has_only_those_that_tell_it_apart() -> Non
 def test_a_name_that_the_user_gave_stays_unless_it_is_given_twice() -> None:
     assert run_names([job(name="mine"), job(seed=1)]) == ["mine", "ring-mlp"]
     assert run_names([job(name="mine"), job(name="mine", seed=1)]) == ["mine, seed 0", "mine, seed 1"]
+    others = [job(strategy="tree"), job(strategy="tree", world_size=4, steps=9)]
+    assert run_names([job(name="mine"), job(name="mine", seed=1), *others])[:2] == [
+        "mine, seed 0",
+        "mine, seed 1",
+    ]
 
 
 def test_defaults_that_come_with_another_strategy_do_not_count_as_differences() -> None:

@@ -93,11 +93,16 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
         "At batch size 32, the best learning rate of sgd is the lowest tried, so its limit may be higher."
         in text
     )
-    assert "Up to the critical batch size, 20, a larger batch saves steps" in text
     assert (
-        "Training on 512 samples is enough for batch sizes up to 16, the largest that reached the target."
-        in text
+        "Use 16 to train on 512 samples, the largest batch size that reached the target; with more samples, batches up "
+        "to the critical batch size, 20, save steps almost in proportion."
+    ) in text
+    assert _batch_sweep.batch_limits_text(info._replace(critical_batch=7.1)) == (
+        "Use 16 to train on 512 samples, the largest batch size that reached the target; beyond the critical batch "
+        "size, 7, a larger batch saves fewer steps than in proportion, so go no further than the target allows."
     )
+    few = info._replace(lines=tuple(line._replace(steps=(4, 2)) for line in info.lines))
+    assert _batch_sweep.batch_limits_text(few).startswith("Use the critical batch size, 20, up to which ")
     figure = _batch_sweep.draw_batch_sweep(info)
     assert "one seed" in figure.layout.annotations[0].text
     assert "critical batch size, 20" in [note.text for note in figure.layout.annotations]

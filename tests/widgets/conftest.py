@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
+from shardscope.runtime.emulated.launching import as_launched
 from shardscope.runtime.record.listing import Skipped
 from widgets.fake_runs import FakeRun, start_event
 
@@ -22,6 +23,7 @@ class FakeRuntime:
 
     def launch(self, job, cluster=None, root=None, preflight=True, group=None, resume=None):
         ranks = [start_event(job.strategy.name, job.world_size, rank) for rank in range(job.world_size)]
+        job = job if cluster is None else as_launched(job)
         run_id = f"{len(self.known):03d}-{job.label}"
         self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))
         self.known[-1].group, self.known[-1].cluster = group or self.known[-1].group, cluster

@@ -12,8 +12,9 @@ from shardscope.planner.rehearsal import Rehearsal
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.simulator import step_events_of
 from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_table, axis_costs_text
+from shardscope_widgets.figures._rank_mesh import rank_mesh_info, rank_mesh_text
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.planner._trained import TrainedPlan
+from shardscope_widgets.planner._trained import Trained, TrainedPlan
 from widgets.fake_runs import step_events
 
 DEGREES = {"data": (2, 2), "tensor": (4, 2), "pipeline": (8, 2)}
@@ -61,11 +62,22 @@ def test_the_answer_for_the_plan_is_named_where_the_small_job_has_another(
     assert info.measured is not None
     assert info.measured.step_s == pytest.approx(steps[0].step_time_s)
     text = axis_costs_text(info)
-    assert "as measured in 2 steps." in text
+    assert "as measured (median of 2 steps)." in text
     differs = info.measured.ranking[0] != info.planned.ranking[0]
     assert ("The first is the answer for the plan" in text) == differs
     same = axis_costs_info(replace(rehearsal, planned_axes_s=dict(info.measured.seconds)), prediction, steps)
     assert "The first is the answer" not in axis_costs_text(same)
+
+
+def test_table_and_paragraph_have_one_measured_step(rehearsal: Rehearsal, prediction: JobPrediction) -> None:
+    """An exceptional step changes neither of them."""
+    usual = step_events_of(prediction)
+    steps = [replace(usual, step_time_s=seconds) for seconds in (2.0, 2.1, 7.0)]
+    table = axis_costs_table(axis_costs_info(rehearsal, prediction, steps), DEGREES)
+    assert "Small job, median of 3 steps" in table.text()
+    assert table.rows[0][-1] == "2.1 s"
+    paragraph = rank_mesh_text(rank_mesh_info(prediction).measured(*steps))
+    assert "In a measured step of 2.1 s (median of 3 steps), a rank sends " in paragraph
 
 
 def test_a_small_run_is_followed_from_its_start_to_its_end(
@@ -76,7 +88,7 @@ def test_a_small_run_is_followed_from_its_start_to_its_end(
     planned = rehearsal.job.layout().replace(pipeline=4, global_batch=64)
     run = runtime.launch(rehearsal.job)
     run.step_events = lambda _number: step_events_of(prediction)
-    shown.watch(planned, rehearsal, prediction, run)
+    shown.watch(Trained(planned, rehearsal, prediction, run))
     try:
         assert (
             "with data 2 · tensor 2 · pipeline 2, cut from the plan&#x27;s 2 · 2 · 4 to 8 ranks."
@@ -88,7 +100,7 @@ def test_a_small_run_is_followed_from_its_start_to_its_end(
             run.write(step_events("ring", 8, step))
             shown._beat()
             assert f"Step {step} of {rehearsal.job.steps} is over" in shown.status.value
-            assert ("as measured in 1 step." in shown.costs.value) == (step == 2)
+            assert ("as measured (1 step)." in shown.costs.value) == (step == 2)
         assert not shown.stop.disabled
         run.state = "completed"
         shown._beat()

@@ -46,7 +46,7 @@ class TestCurves:
 
     def test_the_average_has_the_span_that_the_heading_states(self):
         info = _curves.loss_info([trace_of(3.0, 2.0, 1.0)], LossView(3))
-        assert info.curves[0].smooth == pytest.approx((3.0, 7 / 3, 11 / 7))
+        assert info.curves[0].smooth == pytest.approx((86 / 31, 2.0, 38 / 31))
         assert (
             "exponential average over 3 steps"
             in figures.loss([trace_of(3.0)], smoothing=3).layout.xaxis.title.text
@@ -100,6 +100,22 @@ class TestCurves:
         means = moving_average(values, span=10)
         assert len(means) == len(values)
         assert all(min(values) - slack <= mean <= max(values) + slack for mean in means)
+
+    def test_an_average_of_a_falling_loss_runs_through_it_and_not_above(self):
+        values = [5.0 - 0.1 * step for step in range(40)]
+        means = moving_average(values, span=10)
+        assert means[10:30].tolist() == pytest.approx(values[10:30], abs=0.02)
+        assert means[-1] - values[-1] < 0.21  # the newest step has no later ones
+
+    def test_an_average_smooths_as_much_as_one_over_so_many_values(self):
+        means = moving_average([*[0.0] * 50, 1.0, *[0.0] * 50], span=10)
+        assert sum(mean**2 for mean in means) == pytest.approx(1 / 10, rel=0.05)
+        every_step = moving_average(range(100), span=10)
+        assert moving_average(range(100), span=10, every=7) == every_step[::7]
+
+    def test_an_average_leaves_out_values_that_are_not_finite(self):
+        means = moving_average([1.0, math.nan, 1.0], span=10)
+        assert means.tolist() == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
 
 
 class TestSteps:

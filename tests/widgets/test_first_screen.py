@@ -86,7 +86,11 @@ class TestPresets:
         player = lab.screen.player
         assert lab.screen.tabs.selected_index == 0
         assert (player.events["origin"], player.measured, player.playing) == ("predicted", {}, True)
-        assert (lab.run.job, lab.is_running, lab.screen.follow.value) == (lab.job(), True, True)
+        assert (lab.run.job, lab.is_running, lab.screen.follow.value) == (
+            lab.job().replace(device="cpu"),
+            True,
+            True,
+        )
         assert lab.run.cluster == ss.Cluster.emulated(4, "50 Mbit/s", flops="1 GFLOP/s")
         assert "4 real ranks on 4 emulated nodes, 50 Mbit/s, 1 GFLOP/s" in player.note
         for step in (1, 2, 3):
@@ -258,18 +262,20 @@ class TestAdvice:
         assert advised.screen.advice.button.layout.display is None
         assert advised.screen.advice.button.description == "Run it"
 
-    def test_a_change_chosen_during_a_run_starts_when_the_run_has_ended_and_not_before(
-        self, advised, runtime
-    ):
+    @pytest.mark.parametrize("end", ["completed", "stopped"])
+    def test_a_change_chosen_during_a_run_starts_when_it_has_ended(self, advised, runtime, end):
         button = advised.screen.advice.button
         advised.fill(advised.run.job)
         button.click()
-        assert button.description == "Will run when this run has ended"
+        assert button.description == "Will run when this run ends or is stopped"
         advised.refresh()
         assert len(runtime.known) == 1  # two runs at a time would slow each other down
-        advised.run.state = "completed"
-        advised.refresh()
-        assert [run.state for run in runtime.known] == ["completed", "running"]
+        if end == "stopped":
+            advised.screen.stop.click()
+        else:
+            advised.run.state = end
+        wait_for(lambda: (runtime.known[0].state, advised.refresh()) == (end, None))
+        assert [run.state for run in runtime.known] == [end, "running"]
         assert (advised.run.baseline, advised.compression) == ("mine", "int8")
         advised.refresh()
         assert len(runtime.known) == 2
@@ -299,7 +305,7 @@ class TestAdvice:
         panel.button.click()
         panel.second_button.click()
         assert panel.button.description == "Run it"
-        assert panel.second_button.description == "Will run when this run has ended"
+        assert panel.second_button.description == "Will run when this run ends or is stopped"
         advised.run.state = "completed"
         advised.refresh()
         assert (len(runtime.known), runtime.known[-1].job.batch.shares) == (2, "measured")

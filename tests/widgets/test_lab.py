@@ -154,6 +154,21 @@ def test_a_plan_is_trained_without_the_lock_that_a_picture_of_the_lab_waits_for(
     lab.close()
 
 
+def test_the_form_has_the_slowed_cluster_of_a_plan_that_is_trained_small(tmp_path, runtime):
+    lab = Lab(JOB, root=tmp_path, tab="Plan")
+    planner = lab.panels["Plan"]
+    planner.fix = {"data": 2, "pipeline": 1, "tensor": 2}
+    found = planner.plans.rehearsal(1, world_size=4, step_s=8.0, steps=3)
+    run = runtime.launch(found.job, found.cluster)
+    lab._train(found, run)
+    panel = lab.panels["Run"]
+    assert (lab.tab, panel.problem, panel.place.choices.cluster()) == ("Run", "", found.cluster)
+    assert panel._describes(run.job, run.cluster)
+    lab.tab = "Predict"
+    assert found.cluster.name in lab.panels["Predict"].children[0].value
+    lab.close()
+
+
 def test_an_invalid_form_leaves_the_job_as_it_was(lab):
     lab.panels["Run"].micro_batch = 7  # does not divide the batch
     assert lab.job == JOB

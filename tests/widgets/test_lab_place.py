@@ -91,7 +91,15 @@ class TestPlace:
         assert emulated.place.choices.place == HERE
         assert button.button_style == "info"
 
-    def test_a_form_filled_from_a_run_has_its_cluster_or_says_that_it_cannot(self, emulated):
+    def test_a_form_filled_from_a_run_describes_it(self, emulated):
+        """A run on an emulated cluster records its device, which no control sets."""
+        run = emulated.start()
+        assert run.job.device == "cpu"
+        emulated.fill(run.job, run.cluster)
+        assert emulated.problem == ""
+        assert emulated._describes(run.job, run.cluster)
+
+    def test_a_form_filled_from_a_run_has_its_cluster_also_where_no_controls_describe_it(self, emulated):
         cluster = ss.Cluster.emulated(
             4, "250 Mbit/s", "1 ms", flops="5 GFLOP/s", racks=2, rack_bandwidth="50 Mbit/s"
         )
@@ -99,9 +107,17 @@ class TestPlace:
         emulated.fill(job, cluster)
         assert emulated.place.choices.cluster() == cluster
         assert emulated.problem == ""
-        emulated.fill(job, ss.Cluster.emulated(4, slowdown={1: 2.0}))
-        assert emulated.place.choices.place == HERE
-        assert "the cluster (4 emulated nodes" in emulated.problem
+        uneven = ss.Cluster.emulated(4, slowdown={1: 2.0})
+        emulated.fill(job, uneven)
+        assert (emulated.place.choices.cluster(), emulated.problem) == (uneven, "")
+        control = emulated.place.controls["place"]
+        assert control.value == uneven.name
+        assert emulated.screen.topics.titles[0] == f"Where it runs: {uneven.name}"
+        assert emulated.start().cluster == uneven
+        control.value = HERE
+        assert emulated.place.choices.cluster() is None
+        control.value = uneven.name
+        assert emulated.place.choices.cluster() == uneven
 
     def test_every_choice_describes_a_cluster(self):
         for name, values in (("node_bandwidth", "5 Mbit/s"), ("processor", "3 GFLOP/s"), ("per_node", 2)):

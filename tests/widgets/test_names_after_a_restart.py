@@ -11,12 +11,13 @@ from widgets.fake_runs import fake_run
 
 @pytest.fixture
 def new_run(runtime, tmp_path):
-    def new(run_id, strategy="ring"):
+    def new(run_id, strategy="ring", **changes):
         folder = tmp_path / run_id
         folder.mkdir()
-        run = fake_run(strategy, 2, steps=3, run_id=run_id)
+        run = fake_run(strategy, 2, steps=3, run_id=run_id, **changes)
         run.path = folder
         runtime.known.append(run)
+        return run
 
     return new
 
@@ -69,3 +70,19 @@ def test_what_a_person_wrote_about_the_run_stays(new_run, runtime):
     label, look = shown_by(RunBook())["a"]
     about = read_about(path)
     assert (about.note, about.label, about.look) == ("mine", label, f"{look.colour} {look.place}")
+
+
+def test_another_run_of_a_job_has_its_name_with_a_number_and_a_change_is_named_by_what_it_changes(new_run):
+    book = RunBook()
+    for turn in range(2):
+        first = new_run(f"a{turn}", "pipeline")
+        shown_by(book)
+        book.entries[first.id].trace.split = (4, 2)  # as its ranks measured
+        split = first.job.strategy.replace(split=(4, 2))
+        new_run(f"b{turn}", split, batch={"global_batch": 5040, "micro_batch": 5}).baseline = first.id
+        shown_by(book)
+    new_run("c", "zero-3")
+    names = [name for name, _ in shown_by(book).values()]
+    assert names == [
+        "pipeline-1f1b-gpt-nano", "micro-batch 5", "pipeline-1f1b-gpt-nano (2)", "micro-batch 5 (2)", "zero-3",
+    ]  # fmt: skip

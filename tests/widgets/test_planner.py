@@ -423,6 +423,24 @@ class TestTraining:
         assert "as predicted" in shown.costs.value  # at once
         assert "pipeline 2 × data 2 × tensor 2. In a predicted step" in shown.mesh.words.value
 
+    def test_each_plan_keeps_its_run(self, planner, runtime):
+        planner.set_trait("fix", {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "1f1b"})
+        shown = planner.screen.trained
+        planner.screen.train.click()
+        first = shown.said.value
+        planner.chosen = 2 if planner.chosen == 1 else 1
+        assert (shown.said.value, shown._of_run.layout.display) == ("", "none")
+        planner.screen.train.click()
+        runtime.known[0].state = "completed"
+        assert shown.said.value not in {"", first}
+        assert "ranks are starting" in shown.status.value  # nothing is left of the first run
+        planner.chosen = 2 if planner.chosen == 1 else 1
+        assert (shown.said.value, shown._of_run.layout.display) == (first, None)
+        assert "has ended" in shown.status.value
+        planner.weights = {"headroom": 1.0}
+        planner.global_batch *= 2
+        assert shown.said.value == ""  # another question
+
     def test_a_plan_that_no_job_corresponds_to_says_why_on_screen(self, planner, runtime, monkeypatch):
         def refused(*_, **__):
             raise SpecError("there is no job with these axes; use other ones")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ import pytest
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, save, saved
 from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison, overview, state_of
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.figures import _predicted
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._words import ranks_text, status_text
+from shardscope_widgets.words import duration_text
 from widgets.fake_runs import fake_run, step_events
 from widgets.made_comparison import made_comparison
 
@@ -278,3 +282,31 @@ class TestOutcome:
 
 def run_of(name: str) -> Any:
     return fake_run("ring", 2, steps=3, run_id=name)
+
+
+def _after_seven_steps(lab: Any) -> Any:
+    run = lab.start()
+    for step in range(1, 8):
+        run.write(step_events("ring", 2, step))
+    lab.refresh()
+    return lab._book.entries[lab.focus]
+
+
+def test_a_wrong_prediction_says_how_to_calibrate_unless_that_was_done(lab: Any) -> None:
+    entry, told = _after_seven_steps(lab), "ss.calibrate() measures it in under a minute."
+    predicted = LaunchPrediction(0.001, None, "another machine", is_calibrated=False)
+    for is_calibrated in (False, True):
+        entry._predicted = {True: predicted._replace(is_calibrated=is_calibrated)}
+        assert (told in status_text(entry, 0.001)) is not is_calibrated
+        assert (told in ranks_text(entry, "", 10.0)) is not is_calibrated
+        assert told not in ranks_text(entry, "", 0.001)  # the status says so
+    assert told not in status_text(entry, entry.trace.step_time_s)  # as predicted
+
+
+def test_the_step_that_is_played_is_named_beside_the_median(lab: Any) -> None:
+    entry = _after_seven_steps(lab)
+    median, shown = entry.trace.step_time_s, SimpleNamespace(step=2, step_time_s=0.743)
+    told = (
+        f"A step takes {duration_text(median)} (median), as predicted; step 2, which is played, took 743 ms."
+    )
+    assert told in ranks_text(entry, "", median, shown)

@@ -29,7 +29,7 @@ class TestUlysses(StrategyConformance):
     strategy = mesh("ulysses", ss.Tree(bucket_mb=0.02))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier has it in the random layouts of tests/oracle/test_hybrid.py
 @pytest.mark.ranks(4)
 class TestRingOfZero3(StrategyConformance):
     strategy = mesh("ring", ss.Zero3())

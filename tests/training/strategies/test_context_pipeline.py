@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import shardscope as ss
-from conformance.alone import evaluated, losses_alone
 from conformance.changing import refusals
+from conformance.one_process import follow, hold_evaluation, hold_losses
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance, job, mean_losses, train
+from conformance.strategy import job
 from shardscope.spec.models import GPTConfig
 from shardscope.training.models import build_model
 
@@ -37,23 +36,11 @@ def deeper_gpt() -> nn.Module:
     return build_model(GPTConfig(layers=3, hidden=16, heads=4, vocab=256, seq=16, ffn=32))
 
 
-def follow(pool: RankPool, folder: Path, strategy: ss.Strategy, **changes: Any) -> None:
-    """Train with micro-batches of 6 sequences, and hold losses and parameters against one process."""
-
-    class OfStages(StrategyConformance):
-        model = staticmethod(changes.pop("model", deeper_gpt))
-
-        def batch(self, world_size: int, accumulation: int) -> ss.Batch:
-            return ss.Batch(48, micro_batch=6)
-
-    OfStages.strategy = strategy
-    OfStages().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
-
-
-@pytest.mark.slow  # twelve seconds for one case
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_stages_follow_one_process(pool: RankPool, tmp_path: Path) -> None:
-    follow(pool, tmp_path, mesh("ring", "zb-h1", data=ss.Ring(bucket_mb=0.02)), recompute="full")
+    strategy = mesh("ring", "zb-h1", data=ss.Ring(bucket_mb=0.02))
+    follow(pool, tmp_path, strategy, deeper_gpt, recompute="full", micro_batch=12)
 
 
 @pytest.mark.weekly
@@ -66,7 +53,8 @@ def test_stages_follow_one_process(pool: RankPool, tmp_path: Path) -> None:
 def test_each_way_to_communicate_follows_one_process(
     pool: RankPool, tmp_path: Path, comm: str, precision: str, optimizer: str, recompute: str
 ) -> None:
-    follow(pool, tmp_path, mesh(comm), precision=precision, optimizer=optimizer, recompute=recompute)
+    changes = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
+    follow(pool, tmp_path, mesh(comm), deeper_gpt, **changes)
 
 
 @pytest.mark.weekly
@@ -74,7 +62,7 @@ def test_each_way_to_communicate_follows_one_process(
 @pytest.mark.parametrize("data", ["ring", ss.Zero1(bucket_mb=0.02), ss.Zero2(), ss.Zero3()])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_follows_one_process(pool: RankPool, tmp_path: Path, schedule: str, data: Any) -> None:
-    follow(pool, tmp_path, mesh("ring", schedule, data=data), recompute="full")
+    follow(pool, tmp_path, mesh("ring", schedule, data=data), deeper_gpt, recompute="full")
 
 
 class Rotary(nn.Module):
@@ -128,8 +116,7 @@ def test_positions_in_later_stages_and_uneven_targets_are_those_of_whole_sequenc
         "loss": "cross-entropy",
     }
     ours = job(strategy=mesh(comm), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
-    expected, *_ = pool.run(partial(losses_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
-    assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
+    hold_losses(pool, tmp_path, ours)
 
 
 @pytest.mark.ranks(4)
@@ -146,11 +133,7 @@ def test_ranks_that_read_different_sequences_are_refused(
 @pytest.mark.ranks(4)
 def test_an_evaluation_counts_each_token_once(pool: RankPool, tmp_path: Path) -> None:
     ours = job(strategy=mesh("ring"), world_size=4, batch=ss.Batch(48, micro_batch=6))
-    (expected, loss), *_ = pool.run(partial(evaluated, job(strategy="single", world_size=1)), tmp_path)
-    results = pool.run(partial(evaluated, ours), tmp_path)
-    for found, _ in results:
-        assert found == pytest.approx(expected, rel=1e-12)
-    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
+    hold_evaluation(pool, tmp_path, ours)
 
 
 # Eight ranks.
@@ -177,7 +160,7 @@ def test_an_evaluation_counts_each_token_once(pool: RankPool, tmp_path: Path) ->
 def test_three_axes_follow_one_process(
     eight: RankPool, tmp_path: Path, settings: dict[str, Any], comm: str, precision: str
 ) -> None:
-    follow(eight, tmp_path, mesh(comm, **settings), precision=precision, recompute="selective")
+    follow(eight, tmp_path, mesh(comm, **settings), deeper_gpt, precision=precision, recompute="selective")
 
 
 @pytest.mark.slow
@@ -189,4 +172,5 @@ def test_three_axes_follow_one_process(
 def test_two_triples_follow_one_process(
     eight: RankPool, tmp_path: Path, comm: str, settings: dict[str, Any]
 ) -> None:
-    follow(eight, tmp_path, mesh(comm, **settings))
+    micro_batch = 12 if "tensor" in settings else 6
+    follow(eight, tmp_path, mesh(comm, **settings), deeper_gpt, micro_batch=micro_batch)

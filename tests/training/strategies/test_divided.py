@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import shardscope as ss
-from conformance.alone import context_for, evaluated, losses_alone
+from conformance.alone import context_for, losses_alone
+from conformance.one_process import hold_evaluation
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
 from shardscope.spec.models import GPTConfig
@@ -234,13 +235,7 @@ def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path
 
 @pytest.mark.ranks(2, 4)
 def test_an_evaluation_counts_each_row_once(pool: RankPool, tmp_path: Path) -> None:
-    ours = mesh_job(world_size=pool.world_size, batch=48)
-    alone = ours.replace(strategy="single", world_size=1)
-    (expected, loss), *_ = pool.run(partial(evaluated, alone), tmp_path)
-    results = pool.run(partial(evaluated, ours), tmp_path)
-    for found, _ in results:
-        assert found == pytest.approx(expected, rel=1e-12)
-    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
+    hold_evaluation(pool, tmp_path, mesh_job(world_size=pool.world_size, batch=48))
 
 
 def _overflow(parameter: Tensor) -> None:

@@ -80,7 +80,7 @@ class TestZero1(Conformance):
     cases: ClassVar[list[Case]] = CASES[1:2]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier has it in the random layouts of tests/oracle/test_hybrid.py
 @pytest.mark.ranks(4)
 class TestZero3(Conformance):
     strategy = mesh("zero-3")

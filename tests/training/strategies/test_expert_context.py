@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,51 +14,28 @@ from torch.nn import functional
 
 import shardscope as ss
 from conformance.alone import context_for
+from conformance.one_process import follow, mixed
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance, job, mean_losses, relative_difference, train
-from shardscope.spec.mixture import RoutedMixture
-from shardscope.spec.models import GPTConfig
+from conformance.strategy import job, mean_losses, relative_difference, train
 from shardscope.training.context import RankContext
 from shardscope.training.loss import resolve_loss
-from shardscope.training.models import build_model
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies._sequence_check import require_loss_by_parts
 
 COMMS = ("all-gather", "ring", "ulysses")
 
 
-def mixed(**mixture: Any) -> nn.Module:
-    settings = {"experts": 8, "active": 2, "ffn": 8, "balance": 0.1, **mixture}
-    return build_model(
-        GPTConfig(layers=3, hidden=16, heads=4, vocab=256, seq=16, ffn=32, mixture=RoutedMixture(**settings))
-    )
-
-
 def dropless() -> nn.Module:
-    return mixed(shared_ffn=8, dense_layers=1)
+    return mixed(8, shared_ffn=8, dense_layers=1)
 
 
 def dropping() -> nn.Module:
     """On two ranks, as many experts as tokens of a part, whose places must not be taken for positions."""
-    return mixed(capacity_factor=0.5)
+    return mixed(8, capacity_factor=0.5)
 
 
 def mesh(comm: str, **settings: Any) -> ss.Strategy:
     return ss.Strategy("mesh", **{"context": 2, "context_comm": comm, "expert": 2, **settings})
-
-
-def follow(
-    pool: RankPool, folder: Path, strategy: ss.Strategy, model: Any = dropping, **changes: Any
-) -> None:
-    """Hold losses and parameters against one process."""
-    micro_batch = changes.pop("micro_batch", 6)
-
-    class OfParts(StrategyConformance):
-        def batch(self, world_size: int, accumulation: int) -> ss.Batch:
-            return ss.Batch(48, micro_batch=micro_batch)
-
-    OfParts.strategy, OfParts.model = strategy, staticmethod(model)
-    OfParts().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
 
 
 def with_prompts() -> Any:
@@ -94,7 +70,7 @@ with_sum.reduction = "sum"  # type: ignore[attr-defined]
 @pytest.mark.ranks(2)
 def test_ranks_whose_part_has_no_targets_average_probabilities_too(pool: RankPool, tmp_path: Path) -> None:
     """The ranks average the gradients of routers' probabilities, whether or not the loss depends on them."""
-    fields = {"model": mixed, "data": with_prompts, "loss": without_balance, "steps": 3}
+    fields = {"model": partial(mixed, 8), "data": with_prompts, "loss": without_balance, "steps": 3}
     ours = job(strategy=mesh("ulysses", expert=1), world_size=2, batch=ss.Batch(48, micro_batch=24), **fields)
     alone = job(strategy="single", **fields)
     losses, parameters = pool.run(partial(_trained_alone, alone), tmp_path)[0]
@@ -114,7 +90,7 @@ def test_a_sum_with_the_balance_loss_is_refused_which_each_rank_would_add(
     batch, resolved = torch.randint(256, (2, 4, 16)), resolve_loss(loss)
     with pytest.raises(ss.SpecError, match="such as a balance loss") if is_refused else nullcontext():
         split = SequenceSplit(SequenceAxis(2), "ring")
-        require_loss_by_parts(mixed(), resolved, resolved.count, split, (batch[0], batch[1]))
+        require_loss_by_parts(mixed(8), resolved, resolved.count, split, (batch[0], batch[1]))
 
 
 @pytest.mark.slow
@@ -125,7 +101,7 @@ def test_a_sum_with_the_balance_loss_is_refused_which_each_rank_would_add(
 def test_parts_of_sequences_follow_one_process(
     pool: RankPool, tmp_path: Path, comm: str, expert: int
 ) -> None:
-    follow(pool, tmp_path, mesh(comm, expert=expert), micro_batch=24)
+    follow(pool, tmp_path, mesh(comm, expert=expert), dropping, micro_batch=24)
 
 
 @pytest.mark.weekly
@@ -153,13 +129,6 @@ def test_every_other_axis_follows_one_process(
     follow(pool, tmp_path, mesh(comm, **settings), model, precision=precision)
 
 
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
-
-
 @pytest.mark.weekly
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize(
@@ -178,4 +147,4 @@ def eight() -> Iterator[RankPool]:
 def test_three_and_four_axes_follow_one_process(
     eight: RankPool, tmp_path: Path, settings: dict[str, Any], comm: str
 ) -> None:
-    follow(eight, tmp_path, mesh(comm, **settings))
+    follow(eight, tmp_path, mesh(comm, **settings), dropping)

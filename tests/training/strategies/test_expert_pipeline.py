@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import torch
 from torch import nn
 
 import shardscope as ss
-from conformance.alone import evaluation_of, trainer_on
+from conformance.alone import context_for
+from conformance.one_process import follow, hold_evaluation, mixed
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance, job, mean_losses
+from conformance.strategy import job
 from shardscope.runlog.experts import ExpertLog
-from shardscope.spec.mixture import RoutedMixture
-from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
-from shardscope.training.models import build_model
 from shardscope.training.models.in_order import InOrder
 from shardscope.training.trainer import Trainer
 
@@ -30,39 +27,18 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-def mixed(**mixture: Any) -> nn.Module:
-    settings = {"experts": 4, "active": 2, "ffn": 8, "balance": 0.1, **mixture}
-    return build_model(
-        GPTConfig(layers=3, hidden=16, heads=2, vocab=256, seq=16, ffn=32, mixture=RoutedMixture(**settings))
-    )
-
-
 def dropless() -> nn.Module:
     """The first stage has a layer without experts, and both stages have layers with experts."""
-    return mixed(shared_ffn=8, dense_layers=1)
+    return mixed(4, shared_ffn=8, dense_layers=1)
 
 
 def dropping() -> nn.Module:
-    return mixed(active=1, capacity_factor=0.5)
+    return mixed(4, active=1, capacity_factor=0.5)
 
 
 def mesh(data: Any = "ring", schedule: str = "1f1b", **settings: Any) -> ss.Strategy:
     settings = {"expert": 2, "pipeline": 2, "stages": ss.Pipeline(schedule=schedule), **settings}
     return ss.Strategy("mesh", data=data, **settings)
-
-
-def follow(
-    pool: RankPool, folder: Path, strategy: ss.Strategy, model: Any = dropless, **changes: Any
-) -> None:
-    """Hold losses and parameters against one process."""
-    micro_batch = changes.pop("micro_batch", 6)
-
-    class OfStages(StrategyConformance):
-        def batch(self, world_size: int, accumulation: int) -> ss.Batch:
-            return ss.Batch(48, micro_batch=micro_batch)
-
-    OfStages.strategy, OfStages.model = strategy, staticmethod(model)
-    OfStages().follow(pool, folder, **{"optimizer": "lamb", "precision": "fp64", "clip_norm": 0.5, **changes})
 
 
 def partly_evaluated() -> nn.Module:
@@ -101,7 +77,7 @@ def test_stages_with_whole_experts_follow_one_process(pool: RankPool, tmp_path: 
 def test_stages_with_other_experts_follow_one_process(
     pool: RankPool, tmp_path: Path, data: Any, schedule: str
 ) -> None:
-    follow(pool, tmp_path, mesh(data, schedule), micro_batch=6 if schedule == "zbv" else 12)
+    follow(pool, tmp_path, mesh(data, schedule), dropless, micro_batch=6 if schedule == "zbv" else 12)
 
 
 @pytest.mark.weekly
@@ -120,17 +96,11 @@ def test_every_schedule_follows_one_process(pool: RankPool, tmp_path: Path, sche
 def test_settings_follow_one_process(
     pool: RankPool, tmp_path: Path, settings: dict[str, int], precision: str, optimizer: str, recompute: str
 ) -> None:
-    follow(pool, tmp_path, mesh(**settings), precision=precision, optimizer=optimizer, recompute=recompute)
+    changes = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
+    follow(pool, tmp_path, mesh(**settings), dropless, **changes)
 
 
 # Eight ranks.
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[RankPool]:
-    pool = RankPool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.weekly
@@ -153,7 +123,7 @@ def eight() -> Iterator[RankPool]:
 def test_three_axes_follow_one_process(
     eight: RankPool, tmp_path: Path, settings: dict[str, Any], precision: str
 ) -> None:
-    follow(eight, tmp_path, mesh(**settings), precision=precision)
+    follow(eight, tmp_path, mesh(**settings), dropless, precision=precision)
 
 
 # What stages record, evaluate and resume.
@@ -196,18 +166,8 @@ def _folder(path: Path) -> Path:
 
 
 def _alone(ours: ss.Job, context: RankContext) -> list[dict[str, Any]]:
-    from conformance.alone import context_for
-
     here = context_for(ours, context)
     return _recorded(ours, here) if context.rank == 0 else []
-
-
-def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    trainer = trainer_on(ours, context)
-    found = evaluation_of(trainer)
-    after = trainer.take_step(1)
-    trainer.strategy.close()
-    return found, after
 
 
 @pytest.mark.slow
@@ -215,9 +175,4 @@ def _evaluated(ours: ss.Job, context: RankContext) -> Any:
 @pytest.mark.parametrize("data", ["zero-3"])
 def test_an_evaluation_changes_nothing(pool: RankPool, tmp_path: Path, data: str) -> None:
     ours = job(strategy=mesh(data), world_size=4, batch=ss.Batch(48, micro_batch=6), model=dropless)
-    alone = job(strategy="single", world_size=1, model=dropless)
-    (expected, loss), *_ = pool.run(partial(_evaluated, alone), tmp_path)
-    results = pool.run(partial(_evaluated, ours), tmp_path)
-    for found, _ in results:
-        assert found == pytest.approx(expected, rel=1e-12)
-    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
+    hold_evaluation(pool, tmp_path, ours)

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
-from conformance.alone import context_for, evaluated, losses_alone
+from conformance.alone import context_for, losses_alone
 from conformance.changing import refusals
+from conformance.one_process import follow, hold_evaluation, hold_losses
 from conformance.ranks import RankPool
-from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses, train
+from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses, tiny_gpt
 from shardscope.errors import SpecError
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
@@ -85,7 +86,7 @@ class TestPipelineOfZero2(OfStages):
     strategy = mesh(ss.Zero2())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier has it in the random layouts of tests/oracle/test_hybrid.py
 @pytest.mark.ranks(4)
 class TestPipelineOfZero3(OfStages):
     strategy = mesh(ss.Zero3(), "zb-h1")
@@ -96,12 +97,7 @@ class TestPipelineOfZero3(OfStages):
 @pytest.mark.parametrize("data", ["ring", ZERO_1, ss.Zero2(), ss.Zero3(), ss.Strategy("zero-3:backend")])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_runs_on_replicas(pool: RankPool, tmp_path: Path, schedule: str, data: Any) -> None:
-    class Deeper(OfStages):
-        strategy, model = mesh(data, schedule), staticmethod(deeper_gpt)
-
-    Deeper().follow(
-        pool, tmp_path, optimizer="lamb", accumulation=4, recompute="full", precision="fp64", clip_norm=0.5
-    )
+    follow(pool, tmp_path, mesh(data, schedule), deeper_gpt, recompute="full")
 
 
 def _ends_without_parameters() -> nn.Module:
@@ -116,8 +112,7 @@ def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: 
         "model": _ends_without_parameters, "data": "digits", "steps": 3, "clip_norm": 0.5,
     }  # fmt: skip
     ours = job(strategy=mesh(data, split=(4, 1)), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
-    expected, *_ = pool.run(partial(losses_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
-    assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
+    hold_losses(pool, tmp_path, ours)
 
 
 @pytest.mark.ranks(4)
@@ -137,7 +132,7 @@ def test_stages_may_read_different_inputs_but_not_different_targets(
 
 @pytest.mark.slow
 def test_three_axes_follow_one_process(eight: RankPool, tmp_path: Path) -> None:
-    _follow_on_eight(eight, tmp_path, ZERO_1)
+    follow(eight, tmp_path, mesh(ZERO_1, tensor=2), tiny_gpt)
 
 
 @pytest.mark.weekly
@@ -147,15 +142,7 @@ def test_three_axes_follow_one_process(eight: RankPool, tmp_path: Path) -> None:
 def test_any_three_axes_follow_one_process(
     eight: RankPool, tmp_path: Path, data: Any, optimizer: str, precision: str
 ) -> None:
-    _follow_on_eight(eight, tmp_path, data, optimizer=optimizer, precision=precision)
-
-
-def _follow_on_eight(pool: RankPool, folder: Path, data: Any, **changes: Any) -> None:
-    class Triple(OfStages):
-        strategy = mesh(data, tensor=2)
-
-    fields = {"optimizer": "lamb", "accumulation": 4, "precision": "fp64", "clip_norm": 0.5}
-    Triple().follow(pool, folder, **{**fields, **changes})
+    follow(eight, tmp_path, mesh(data, tensor=2), tiny_gpt, optimizer=optimizer, precision=precision)
 
 
 # Checkpoints, evaluations and refusals.
@@ -209,11 +196,7 @@ def test_an_evaluation_covers_every_replica_and_changes_nothing(
     pool: RankPool, tmp_path: Path, data: str
 ) -> None:
     ours = job(strategy=mesh(data), world_size=4, batch=ss.Batch(48, micro_batch=6))
-    (expected, loss), *_ = pool.run(partial(evaluated, job(strategy="single", world_size=1)), tmp_path)
-    results = pool.run(partial(evaluated, ours), tmp_path)
-    for found, _ in results:
-        assert found == pytest.approx(expected, rel=1e-12)
-    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
+    hold_evaluation(pool, tmp_path, ours)
 
 
 def _seed(ours: ss.Job, context: RankContext) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -63,7 +64,7 @@ def prepare(folder: Path | None) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         for notebook in _packaged():
             if not (target / notebook.name).exists():
-                shutil.copyfile(notebook, target / notebook.name)
+                (target / notebook.name).write_text(_unpaired(notebook), encoding="utf-8")
         if (pictures := notebook.parent / "images").is_dir():
             shutil.copytree(pictures, target / "images", dirs_exist_ok=True)
     except OSError as error:
@@ -71,6 +72,13 @@ def prepare(folder: Path | None) -> Path:
             f"folder={str(target)!r} cannot be written to ({error.strerror}); choose another folder"
         ) from None
     return target
+
+
+def _unpaired(notebook: Path) -> str:
+    """Return a notebook without its pairing, for which Jupytext would write a script beside it at each save."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    content["metadata"].pop("jupytext", None)
+    return f"{json.dumps(content, indent=1, ensure_ascii=False)}\n"
 
 
 def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
+FEWEST_COUNTED = 10
+"""Fewest step times of which the share inside their 90% intervals is stated: one of ten is expected outside."""
 
 
 class PredictedRun(NamedTuple):
@@ -152,8 +154,9 @@ class Accuracy(Shown):
         if not self.runs:
             return "No run has both a predicted and a measured step time." + others
         counted = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
-        error = f"predicted at the launch of {counted} with a median error of {self.median_error:.1%}"
-        return f"{inside_text(self.runs) or 'Step times'}, {error}.{others}"
+        error = f"median error of {counted}, predicted at launch: {self.median_error:.1%}"
+        inside = inside_text(self.runs)
+        return f"{inside}; {error}.{others}" if inside else f"{error[0].upper()}{error[1:]}.{others}"
 
     def text(self, setting: str = "strategy") -> str:
         """Return the headline and a table by a setting; see `by`."""
@@ -166,12 +169,20 @@ class Accuracy(Shown):
 
 
 def inside_text(runs: Iterable[PredictedRun]) -> str:
-    """Return how many measured step times lie inside their intervals, in words; empty without intervals."""
-    known = [run.is_inside for run in runs if run.is_inside is not None]
+    """Return how many measured step times lie inside their intervals, in words; empty without intervals.
+
+    For fewer than `FEWEST_COUNTED`, of which a share would say nothing, return how far they are from the predictions.
+    """
+    known = [run for run in runs if run.is_inside is not None]
     if not known:
         return ""
-    steps = "step time inside its" if len(known) == 1 else "step times inside their"
-    return f"{sum(known)} of {len(known)} {steps} 90% interval on this machine"
+    if len(known) < FEWEST_COUNTED:
+        errors = sorted(abs(run.error) for run in known)
+        low, high = (f"{100 * error:.0f}" for error in (errors[0], errors[-1]))
+        times = "1 predicted step time" if len(known) == 1 else f"{len(known)} predicted step times"
+        return f"{times} so far on this machine, off by {high if low == high else f'{low} to {high}'}%"
+    inside = sum(run.is_inside is True for run in known)
+    return f"{inside} of {len(known)} step times inside their 90% interval on this machine"
 
 
 _TEXTS = {"median_error": "{:.1%}".format, "largest_error": "{:+.0%}".format, "coverage": "{:.0%}".format}

@@ -120,16 +120,8 @@ class Phases:
         while self._steps and self._steps[-1][0] >= number:  # a restarted run repeats steps
             self._steps.pop()
         self._num_seen += 1
-        shares = [event.get("gradients", 1) for event in row]
-        phases = [
-            {
-                name: seconds / count
-                for name, seconds in phase_seconds(event["spans"], event.get("waited")).items()
-            }
-            for event, count in zip(row, shares, strict=True)
-        ]
-        samples = [event["samples"] // count for event, count in zip(row, shares, strict=True)]
-        self._steps.append((number, phases, samples))
+        samples = [event["samples"] // event.get("gradients", 1) for event in row]
+        self._steps.append((number, [*map(computed_phases, row)], samples))
 
     def straggler(
         self, roles: Mapping[int, str | None], circumstances: Circumstances | None = None
@@ -147,7 +139,7 @@ class Phases:
         ranks = [rank for rank in range(len(steps[0][1])) if _computes(steps, rank)] if steps else []
         if len(ranks) < 2 or len(steps) < FEWEST_STEPS:
             return None
-        seconds = {rank: [_total(phases[rank]) for _, phases, _ in steps] for rank in ranks}
+        seconds = {rank: [sum(phases[rank].values()) for _, phases, _ in steps] for rank in ranks}
         middle = {rank: median(each) for rank, each in seconds.items()}
         slowest = max(ranks, key=lambda rank: middle[rank])
         others = [rank for rank in ranks if rank != slowest]
@@ -177,8 +169,14 @@ def _computes(steps: _Steps, rank: int) -> bool:
     return any(phases[rank].get("forward", 0.0) > 0 for _, phases, _ in steps)
 
 
-def _total(phases: Mapping[str, float]) -> float:
-    return sum(seconds for name, seconds in phases.items() if name != _SERVES)
+def computed_phases(event: Event) -> dict[str, float]:
+    """Return the time that a rank computes in a step by phase, in seconds; for one gradient where ranks share them.
+
+    Time in which the rank also communicates counts. Waits within passes do not, nor does a server's update, which runs
+    in parallel. The event must have recorded spans and at least one gradient.
+    """
+    phases = phase_seconds(event["spans"], event.get("waited"))
+    return {name: each / event.get("gradients", 1) for name, each in phases.items() if name != _SERVES}
 
 
 def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str, float]:
@@ -187,7 +185,7 @@ def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str
     def middle(of: int, phase: str) -> float:
         return median(phases[of].get(phase, 0.0) for _, phases, _ in steps)
 
-    names = dict.fromkeys(name for _, phases, _ in steps for name in phases[rank] if name != _SERVES)
+    names = dict.fromkeys(name for _, phases, _ in steps for name in phases[rank])
     usual = {name: median(middle(other, name) for other in others) for name in names}
     lost = {name: middle(rank, name) - usual[name] for name in names}
     phase = max(lost, key=lambda name: lost[name])

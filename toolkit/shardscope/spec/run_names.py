@@ -45,11 +45,12 @@ def run_names(jobs: Sequence[Job]) -> list[str]:
         ['lr 0.1', 'lr 0.01']
     """
     given = [job.name for job in jobs]
-    unnamed = [index for index, name in enumerate(given) if name is None or given.count(name) > 1]
-    named = _by_difference([jobs[index] for index in unnamed]) if unnamed else []
     names = [name or "" for name in given]
-    for index, name in zip(unnamed, named, strict=True):
-        names[index] = f"{given[index]}, {name}" if given[index] and name != given[index] else name
+    for shared in dict.fromkeys(given):
+        alike = [index for index, name in enumerate(given) if name == shared]
+        if shared is None or len(alike) > 1:
+            for index, name in zip(alike, _by_difference([jobs[index] for index in alike]), strict=True):
+                names[index] = f"{shared}, {name}" if shared and name != shared else name
     return _numbered(names)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.show import Table
 from shardscope_widgets.figures._rank_mesh import rank_mesh_info
-from shardscope_widgets.words import duration_text, listed, plural
+from shardscope_widgets.words import duration_text, listed
 
 if TYPE_CHECKING:
     from shardscope.planner.rehearsal import Rehearsal
@@ -44,7 +44,7 @@ class AxisCostsInfo(NamedTuple):
     Attributes:
         planned: As predicted for the plan.
         predicted: As predicted for the small job; None if it is not predicted.
-        measured: Mean over the measured steps of the small job; None before there is one.
+        measured: Medians of the measured steps of the small job; None before there is one.
         num_steps: Number of measured steps.
     """
 
@@ -67,13 +67,12 @@ def predicted_costs(prediction: JobPrediction) -> AxisCosts | None:
 
 
 def measured_costs(steps: Sequence[StepEvents], prediction: JobPrediction) -> AxisCosts | None:
-    """Return the mean costs of the axes in measured steps of a job; None without steps."""
+    """Return the costs of the axes in measured steps of a job, as medians; None without steps."""
     if not steps:
         return None
-    infos = [rank_mesh_info(prediction, step) for step in steps]
-    axes = dict.fromkeys(axis for info in infos for axis in (*info.used, *info.seconds))
-    mean = {axis: sum(info.seconds.get(axis, 0.0) for info in infos) / len(infos) for axis in axes}
-    return AxisCosts(mean, sum(info.step_s for info in infos) / len(infos))
+    info = rank_mesh_info(prediction).measured(*steps)
+    axes = dict.fromkeys((*info.used, *info.seconds))
+    return AxisCosts({axis: info.seconds.get(axis, 0.0) for axis in axes}, info.step_s)
 
 
 def axis_costs_info(
@@ -96,7 +95,7 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
     here = info.measured or info.predicted
     if here is None:
         return text
-    origin = f"measured in {plural(info.num_steps, 'step')}" if info.measured else "predicted before it runs"
+    origin = f"measured ({_of_steps(info)})" if info.measured else "predicted before it runs"
     text += f" In the small job, {_most(here)}, as {origin}."
     if here.ranking[0] != info.planned.ranking[0]:
         text += (
@@ -104,6 +103,10 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
             "message, and ranks of one node exchange messages in its memory, which is not slowed like other links."
         )
     return text
+
+
+def _of_steps(info: AxisCostsInfo) -> str:
+    return "1 step" if info.num_steps == 1 else f"median of {info.num_steps} steps"
 
 
 def _most(costs: AxisCosts) -> str:
@@ -122,7 +125,7 @@ def axis_costs_table(info: AxisCostsInfo, degrees: Mapping[str, tuple[int, int]]
         degrees: Number of ranks along each axis in the plan, and in the small job.
     """
     columns = [("The plan, predicted", info.planned), ("Small job, predicted", info.predicted)]
-    columns.append(("Small job, measured", info.measured))
+    columns.append((f"Small job, {_of_steps(info) if info.measured else 'measured'}", info.measured))
     rows = [["a step", *(duration_text(costs.step_s) if costs else "…" for _, costs in columns)]]
     for axis in info.planned.ranking:
         there, here = degrees[axis]

@@ -242,15 +242,24 @@ def batch_sweep_text(info: SweepInfo) -> str:
 
 
 def batch_limits_text(info: SweepInfo) -> str:
-    """Return a sentence on each of the two limits of the batch size; empty if one of them is unknown."""
+    """Return a sentence on which of the two limits of the batch size to use; empty if one of them is unknown."""
     most = _most(info)
     if info.critical_batch is None or most is None:
         return ""
-    return (
-        f"Up to the critical batch size, {info.critical_batch:.0f}, a larger batch saves steps almost in proportion. "
-        f"Training on {info.num_samples:,} samples is enough for batch sizes up to {most}, the largest "
-        "that reached the target."
+    critical, steps = f"the critical batch size, {info.critical_batch:.0f}", _steps_by_batch(info)[most]
+    if steps < _FEW_STEPS:
+        return (
+            f"Use {critical}, up to which a larger batch saves steps almost in proportion: {most}, the largest that "
+            f"reached the target, was tried with only {steps} steps, which say little."
+        )
+    why = (
+        f"with more samples, batches up to {critical}, save steps almost in proportion"
+        if most <= info.critical_batch
+        else f"beyond {critical}, a larger batch saves fewer steps than in proportion, so go no further than the "
+        "target allows"
     )
+    use = f"Use {most} to train on {info.num_samples:,} samples"
+    return f"{use}, the largest batch size that reached the target; {why}."
 
 
 def _most(info: SweepInfo) -> int | None:

@@ -64,24 +64,33 @@ class RunCurvesInfo(NamedTuple):
 
 
 def moving_average(values: Iterable[float], *, span: float, every: int = 1) -> array[float]:
-    """Return the exponential moving average of `values`, corrected for start-up bias.
+    """Return the exponential moving average of `values` over the steps before and after each step.
 
-    Non-finite values are skipped and yield NaN.
+    The weight of a step falls by the same factor with each step of distance in either direction, so that the average
+    runs through the values of a falling loss, and not above them as an average over earlier steps would; at the newest
+    step there are only earlier ones. Non-finite values are skipped and yield NaN.
 
     Args:
         values: The values to smooth.
-        span: Number of steps n of the average, whose newest value has the weight 2 / (n + 1).
+        span: Number of steps n of the average; each direction has the weights of an average over n / 2 steps, whose
+            newest value has the weight 2 / (n / 2 + 1). At least 2.
         every: Only every `every`-th average is returned.
     """
-    keep = 1 - 2 / (span + 1)
+    keep, row = 1 - 2 / (span / 2 + 1), array("d", values)
+    totals, weights = array("d"), array("d")
     total = weight = 0.0
-    smooth = array("d")
-    for place, value in enumerate(values):
+    for value in row:
         is_finite = math.isfinite(value)
-        if is_finite:
-            total, weight = keep * total + value, keep * weight + 1
-        if place % every == 0:
-            smooth.append(total / weight if is_finite else math.nan)
+        total, weight = keep * total + (value if is_finite else 0.0), keep * weight + is_finite
+        totals.append(total)
+        weights.append(weight)
+    smooth = array("d", [math.nan]) * len(range(0, len(row), every))
+    total = weight = 0.0  # of the later steps
+    for place in reversed(range(len(row))):
+        is_finite = math.isfinite(row[place])
+        if is_finite and place % every == 0:
+            smooth[place // every] = (totals[place] + total) / (weights[place] + weight)
+        total, weight = keep * (total + (row[place] if is_finite else 0.0)), keep * (weight + is_finite)
     return smooth
 
 

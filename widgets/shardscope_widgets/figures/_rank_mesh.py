@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -57,7 +58,7 @@ class RankMeshInfo(NamedTuple):
         seconds: Time that a rank spends communicating in a step, by axis.
         step_s: Time of a step.
         per_node: Number of ranks on a node; 0 if all ranks are on one machine.
-        is_measured: Whether bytes and times are measured, or predicted.
+        num_steps: Number of measured steps, of whose times these are the medians; 0 if bytes and times are predicted.
     """
 
     label: str
@@ -68,7 +69,7 @@ class RankMeshInfo(NamedTuple):
     seconds: Mapping[str, float] = {}
     step_s: float = 0.0
     per_node: int = 0
-    is_measured: bool = False
+    num_steps: int = 0
 
     @property
     def world_size(self) -> int:
@@ -80,10 +81,14 @@ class RankMeshInfo(NamedTuple):
         """Axes with more than one rank."""
         return tuple(axis for axis, size in self.axes if size > 1)
 
-    def measured(self, step: StepEvents) -> RankMeshInfo:
-        """Return the same ranks with the bytes and times of a recorded step."""
+    def measured(self, *steps: StepEvents) -> RankMeshInfo:
+        """Return the same ranks with the bytes of the last of these recorded steps, and the medians of their times."""
+        times = [_seconds(step) for step in steps]
         return self._replace(
-            sent=_sent(step), seconds=_seconds(step), step_s=step.step_time_s, is_measured=True
+            sent=_sent(steps[-1]),
+            seconds={axis: median(own.get(axis, 0.0) for own in times) for each in times for axis in each},
+            step_s=median(step.step_time_s for step in steps),
+            num_steps=len(steps),
         )
 
 
@@ -224,7 +229,7 @@ def rank_mesh_text(*infos: RankMeshInfo) -> str:
     first, *others = _by_cost(shown)
     if others and shown.seconds.get(first):
         text += f" Messages along the {first} axis take longest."
-    if shown.is_measured:
+    if shown.num_steps:
         text += " Measured times include waiting for slower ranks."
     return text
 
@@ -233,8 +238,9 @@ def _sentence(info: RankMeshInfo) -> str:
     parts = [
         f"{bytes_text(_most(info, axis))} along the {axis} axis{_time(info, axis)}" for axis in _by_cost(info)
     ]
-    origin = "measured" if info.is_measured else "predicted"
-    return f"In a {origin} step{_of(info)}, a rank sends {listed(parts)}."
+    origin = "measured" if info.num_steps else "predicted"
+    of_several = f" (median of {info.num_steps} steps)" if info.num_steps > 1 else ""
+    return f"In a {origin} step{_of(info)}{of_several}, a rank sends {listed(parts)}."
 
 
 def _by_cost(info: RankMeshInfo) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import traitlets as t
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import MOST_NODES
@@ -22,14 +23,21 @@ _RATES = ("10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "250 Mbit/s", "500 Mbit/s", "1
 
 
 class PlaceChoices(t.HasTraits):
-    """One trait per control. On an emulated cluster, the number of ranks is always nodes times ranks per node."""
+    """One trait per control. On an emulated cluster, the number of ranks is always nodes times ranks per node.
+
+    Attributes:
+        given: Clusters that no controls describe, by the name under which `place` offers them.
+    """
+
+    def __init__(self, **traits: Any) -> None:
+        self.given: dict[str, EmulatedCluster] = {}
+        super().__init__(**traits)
 
     place = own_trait(
         HERE,
         "Runs on",
         "Where the ranks run: this machine itself, or emulated nodes with real TCP traffic over rate-limited links.",
         values=named((HERE, EMULATED)),
-        kind="choice",
     )
     nodes = own_trait(
         4, "Nodes", "Number of nodes, each with a link of its own.", least=1, most=MOST_NODES, reach=16
@@ -60,9 +68,16 @@ class PlaceChoices(t.HasTraits):
         values=named(_RATES),
     )
 
+    @t.validate("place")
+    def _known_place(self, proposal: Mapping[str, Any]) -> str:
+        known = (HERE, EMULATED, *self.given)
+        if proposal["value"] not in known:
+            raise unknown_name("place", proposal["value"], known)
+        return str(proposal["value"])
+
     @property
     def is_emulated(self) -> bool:
-        """Whether the ranks run on an emulated cluster."""
+        """Whether the ranks run on an emulated cluster that the other controls describe."""
         return bool(self.place == EMULATED)
 
     def cluster(self) -> EmulatedCluster | None:
@@ -72,7 +87,7 @@ class PlaceChoices(t.HasTraits):
             SpecError: A rate or time is not valid, the racks do not divide the nodes, or there are too many ranks.
         """
         if not self.is_emulated:
-            return None
+            return self.given.get(self.place)
         most, ranks = setting_in(JobChoices, "world_size").most, self.nodes * self.per_node
         if most is not None and ranks > most:
             raise SpecError(
@@ -101,7 +116,9 @@ class PlaceChoices(t.HasTraits):
         return quantity(getattr(self, name), kind, field=setting_in(PlaceChoices, name).label)
 
     def take(self, cluster: EmulatedCluster | None) -> None:
-        """Set the choices to `cluster`, or to this machine if None; do nothing if they cannot describe the cluster."""
+        """Set the choices to `cluster`, or to this machine if None; a cluster that they cannot describe is offered
+        under its name.
+        """
         if cluster is None:
             self.place = HERE
             return
@@ -112,15 +129,15 @@ class PlaceChoices(t.HasTraits):
             "processor": OWN_SPEED if first.flops is None else flops_text(first.flops),
             "uplink": self.uplink if cluster.rack_bandwidth is None else bit_rate_text(cluster.rack_bandwidth),
         }  # fmt: skip
-        try:
-            described = PlaceChoices(place=EMULATED, **wanted).cluster()
-        except SpecError:
-            return
-        if described == cluster:
-            with self.hold_trait_notifications():
-                for name, value in wanted.items():
-                    setattr(self, name, value)
-                self.place = EMULATED
+        with suppress(SpecError):
+            if PlaceChoices(place=EMULATED, **wanted).cluster() == cluster:
+                with self.hold_trait_notifications():
+                    for name, value in wanted.items():
+                        setattr(self, name, value)
+                    self.place = EMULATED
+                return
+        self.given[cluster.name] = cluster
+        self.place = cluster.name
 
     def fit(self, world_size: int) -> None:
         """Adapt the nodes to `world_size`; use one rank per node if it is not a multiple of the ranks per node."""
@@ -140,3 +157,10 @@ def check_on(job: Job, cluster: EmulatedCluster | None) -> None:
         from shardscope.runtime.emulated.launching import check_suits
 
         check_suits(job, cluster)
+
+
+def recorded_on(job: Job, cluster: EmulatedCluster | None) -> Job:
+    """Return the job as a run on a cluster records it; a cluster of None is this machine."""
+    from shardscope.runtime.emulated.launching import as_launched
+
+    return job if cluster is None else as_launched(job)

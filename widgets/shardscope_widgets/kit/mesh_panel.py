@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
@@ -31,17 +32,17 @@ class MeshPanel:
         self.words, self.key = widgets.HTML(), widgets.HTML()
         title = heading("What each rank holds and sends", "in one step")
         self.box = widgets.VBox([title, self.words, self.figure, self.key])
-        self._drawn: tuple[RankMeshInfo | None, StepEvents | None] | None = None
-        self.draw(None, None)
+        self._drawn: tuple[RankMeshInfo | None, tuple[StepEvents, ...]] | None = None
+        self.draw(None)
 
-    def draw(self, info: RankMeshInfo | None, measured: StepEvents | None) -> None:
-        """Draw the ranks with the bytes and times of a measured step; predicted ones if there is none.
+    def draw(self, info: RankMeshInfo | None, *measured: StepEvents) -> None:
+        """Draw the ranks with the bytes and times of measured steps; predicted ones if there are none.
 
         Args:
             info: The ranks, predicted or with their axes only; None if they have one axis.
-            measured: A recorded step; None for none.
+            measured: Recorded steps, whose medians are shown.
         """
-        if self._drawn is not None and self._drawn[0] == info and self._drawn[1] is measured:
+        if self._drawn is not None and self._drawn[0] == info and _are_same(self._drawn[1], measured):
             return
         self._drawn = info, measured
         if info is None or not info.used:
@@ -49,8 +50,12 @@ class MeshPanel:
             self.words.value, self.key.value = words_html(_NOTHING), ""
             return
         self.figure.layout.display = None if info.world_size <= MOST_CARDS else "none"
-        shown = info if measured is None else info.measured(measured)
+        shown = info.measured(*measured) if measured else info
         self.figure.show(draw_rank_mesh(shown))
         both = [each for each in (info, shown) if each.sent] if shown is not info else [info]
         self.words.value = words_html(rank_mesh_text(*both))
         self.key.value = words_html(_KEY)
+
+
+def _are_same(one: Sequence[StepEvents], other: Sequence[StepEvents]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

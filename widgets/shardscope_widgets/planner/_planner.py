@@ -29,7 +29,7 @@ from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
-from shardscope_widgets.planner._trained import ENOUGH, TrainedPlan
+from shardscope_widgets.planner._trained import ENOUGH, Trained, TrainedPlan
 
 if TYPE_CHECKING:
     from shardscope.planner.rehearsal import Rehearsal
@@ -312,7 +312,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             f"It runs on this machine itself, which cannot emulate clusters: {why_not}." if why_not else ""
         )
         planned = self.plans.layout(int(self.plans.order[place - 1]))
-        self.screen.trained.watch(planned, found, predict_job(found.job, cluster), run, where)
+        self.screen.trained.watch(Trained(planned, found, predict_job(found.job, cluster), run, where))
         if self.on_train is not None:
             self.on_train(found, run)
         return run
@@ -426,7 +426,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 
 def _forecast() -> str:
     """Return how long it takes until a plan that is trained small says which axis costs most."""
-    return f"about {START_S + ENOUGH * STEPS_S[0]:.0f} s on at most {MOST_TRAINED} ranks"
+    return f"about {START_S + ENOUGH * STEPS_S[0]:.0f} s on a quiet machine, on at most {MOST_TRAINED} ranks"
 
 
 def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:

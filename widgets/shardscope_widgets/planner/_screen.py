@@ -116,6 +116,7 @@ class PlannerScreen:
 
     def draw_search(self, plans: Plans) -> None:
         """Draw the parts that change only with a new search: rejections and the calibration note."""
+        self.trained.forget()
         self._info = _plans.plans_info(plans)
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
@@ -166,7 +167,7 @@ class PlannerScreen:
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
         """Compare the plan at position `chosen` of the ranking, from 1, with the first plan."""
-        self.trained.clear()
+        self.trained.show(plans.layout(int(plans.order[chosen - 1])))
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
         self._draw_config(plans, chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
@@ -32,8 +32,28 @@ _LOOK_EVERY_S = 0.5
 _AXES = ("data", "tensor", "pipeline", "context", "expert")
 
 
+class Trained(NamedTuple):
+    """A run that trains a plan small.
+
+    Attributes:
+        planned: Layout of the plan.
+        found: The plan's rehearsal.
+        prediction: The prediction of its job.
+        run: The run.
+        where: Sentence on where it runs; empty on the emulated cluster.
+    """
+
+    planned: Layout
+    found: Rehearsal
+    prediction: JobPrediction
+    run: Run
+    where: str = ""
+
+
 class TrainedPlan:
     """The widgets, in `box`; hidden until there is something to say.
+
+    The newest run of each plan is kept until the next search, and shown again when its plan is chosen again.
 
     Args:
         guard: Shows the errors of callbacks.
@@ -47,6 +67,8 @@ class TrainedPlan:
         self._clock = Clock(self._beat, interval_s=_LOOK_EVERY_S)
         self._run: Run | None = None
         self._trace: Trace | None = None
+        self._kept: dict[Layout, Trained] = {}
+        self._shown_of: Layout | None = None
         bar = classed(widgets.HBox([self.status, self.stop]), "ss-trained-bar")
         self._of_run = widgets.VBox([bar, self.costs, self.notes, self.mesh.box])
         self.box = classed(widgets.VBox([self.said, self._of_run]), "ss-trained")
@@ -56,31 +78,38 @@ class TrainedPlan:
     def clear(self) -> None:
         """Show nothing; a run that was shown continues."""
         with self._guard.lock:
-            self._run = self._trace = None
-            self.said.value, self.costs.value, self._of_run.layout.display = "", "", "none"
+            self._run = self._trace = self._shown_of = None
+            self.said.value, self.status.value, self.costs.value = "", "", ""
+            self._of_run.layout.display = "none"
+
+    def forget(self) -> None:
+        """Forget the runs of all plans, whose predictions a new search has replaced."""
+        self._kept = {}
+        self.clear()
+
+    def show(self, planned: Layout) -> None:
+        """Show the run of a plan; nothing if it was not trained."""
+        if planned == self._shown_of:
+            return
+        if planned in self._kept:
+            self.watch(self._kept[planned])
+        else:
+            self.clear()
 
     def say(self, text: str) -> None:
         """Show a sentence, and no run."""
         self.clear()
         self.said.value = words_html(text, is_live=True)
 
-    def watch(
-        self, planned: Layout, found: Rehearsal, prediction: JobPrediction, run: Run, where: str = ""
-    ) -> None:
-        """Show a run of a rehearsal, first as predicted, then as measured.
-
-        Args:
-            planned: Layout of the plan.
-            found: The plan's rehearsal.
-            prediction: The prediction of its job.
-            run: The run.
-            where: Sentence on where it runs; empty on the emulated cluster.
-        """
+    def watch(self, trained: Trained) -> None:
+        """Show the run of a plan, first as predicted, then as measured."""
         from shardscope_widgets.trace import Trace
 
+        planned, found, prediction, run, where = trained
         with self._guard.lock:
+            self._kept[planned], self._shown_of = trained, planned
             self._run, self._trace, self._tail = run, Trace.of(run), run.tail()
-            self._planned, self._found, self._prediction = planned, found, prediction
+            self._found, self._prediction, self._planned = found, prediction, planned
             self._shown: tuple[int, str] | None = None
             self._steps: dict[int, StepEvents] = {}
             self.said.value = words_html(rehearsal_text(planned, found, prediction, run.name), is_live=True)
@@ -88,8 +117,8 @@ class TrainedPlan:
             told = f"<details><summary>Differences from the plan</summary>{note_html(differences)}</details>"
             self.notes.value = told if differences else ""
             self._draw(())
-            self._of_run.layout.display = None
             self._beat()
+            self._of_run.layout.display = None
         self._clock.start()
 
     def close(self) -> None:
@@ -137,7 +166,7 @@ class TrainedPlan:
         degrees = {axis: (getattr(self._planned, axis), getattr(here, axis)) for axis in _AXES}
         answer = f'<div class="ss-told" role="status"><b>{safe(axis_costs_text(info))}</b></div>'
         self.costs.value = answer + axis_costs_table(info, degrees).html("ss-table")
-        self.mesh.draw(rank_mesh_info(self._prediction), steps[-1] if steps else None)
+        self.mesh.draw(rank_mesh_info(self._prediction), *steps)
 
 
 def rehearsal_text(planned: Layout, found: Rehearsal, prediction: JobPrediction, name: str) -> str:

@@ -33,7 +33,7 @@ _PATIENCE = 10
 _KEPT_STEPS = 400
 """Number of newest steps whose events are kept to explain a run."""
 _PRESS = "Fill the form with this change, and run it. If another run is in progress, the change runs after it"
-_QUEUED = "Will run when this run has ended"
+_QUEUED = "Will run when this run ends or is stopped"
 _QUEUED_LATER = "Will run when no run is in progress"
 
 

@@ -19,6 +19,7 @@ from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
+from shardscope_widgets.job_form.place import recorded_on
 from shardscope_widgets.job_form.topics import reset
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
@@ -221,8 +222,9 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         self.place.choices.take(None)
         reset(self, choices_of(job))
         self.place.choices.take(cluster)
-        left = None if self.place.choices.cluster() == cluster else cluster
-        self.problem = _words.without_control_html(job, self.job(), left)
+        self.problem = _words.without_control_html(
+            *(recorded_on(each, cluster) for each in (job, self.job()))
+        )
 
     def clear(self) -> None:
         """Show no run, only what is predicted for the job in the form; all runs stay in the list."""
@@ -260,8 +262,13 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         return [run_id for run_id in run_ids if run_id in self._book.entries]
 
     def stop(self) -> None:
-        """Stop the run in focus, as the Stop button does. Returns at once; use `wait` to wait for its end."""
+        """Stop the run in focus, as the Stop button does. Returns at once; use `wait` to wait for its end.
+
+        A change of the run that waits for its end then starts.
+        """
         self.screen.follow.value = False
+        if self.run is not None:
+            self._queue.expect_stop(self.run)
         self._stop_run(self.run)
 
     def _stop_run(self, run: Run | None) -> None:
@@ -353,7 +360,8 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         if self._planned is None:
             return False
         planned, where = self._planned
-        return where == cluster and settings_of(planned) == settings_of(job)
+        first, second = (settings_of(recorded_on(each, cluster)) for each in (planned, job))
+        return where == cluster and first == second
 
     def _press_chip(self, preset: Preset) -> None:
         with self._guard.run():

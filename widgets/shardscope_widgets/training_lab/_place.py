@@ -49,8 +49,6 @@ class Place(Background):
     @property
     def title(self) -> str:
         """Title of the box, with the cluster's name unless the choices contradict each other."""
-        if not self.choices.is_emulated:
-            return TITLE
         try:
             cluster = self.choices.cluster()
         except ValueError:

@@ -23,7 +23,8 @@ class Queued(NamedTuple):
 class ChangeQueue:
     """A queue of at most one change, which starts once its run has completed and no other run is in progress.
 
-    If the run is stopped, fails or is deleted, the change is cancelled, and `note` says so until the next press.
+    If the run fails, is deleted, or is stopped other than by the Stop button (see `expect_stop`), the change is
+    cancelled, and `note` says so until the next press.
 
     Args:
         book: The runs.
@@ -60,6 +61,11 @@ class ChangeQueue:
         entry = self._book.entries.get(run.id)
         self.waiting = Queued(run, change, entry is not None and entry.is_alive)
         self._advance(is_busy=is_busy, has_waited=False)
+
+    def expect_stop(self, run: Run) -> None:
+        """Start the waiting change of a run also if the run is stopped, which is one way to end it."""
+        if self.waiting is not None and self.waiting.run.id == run.id:
+            self.waiting = self.waiting._replace(awaits_end=False)
 
     def update(self, *, is_busy: bool) -> None:
         """Start the waiting change if its turn has come, or cancel it."""

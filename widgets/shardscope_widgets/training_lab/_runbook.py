@@ -23,6 +23,7 @@ from shardscope.runtime.record.about import read_about, write_about
 from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec.look import DASHES
 from shardscope.spec.run_names import RunLook, run_looks, run_names
+from shardscope.spec.settings import settings_of
 from shardscope_widgets.trace import Trace
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
     from shardscope.runtime.record.launch_prediction import LaunchPrediction
     from shardscope.runtime.record.listing import Skipped
+    from shardscope.spec import Job
     from shardscope.spec.cluster import EmulatedCluster
 
 _MOST_STORED = 40
@@ -219,8 +221,9 @@ class RunBook:
     def name(self, shown: Sequence[str]) -> None:
         """Name the runs of each group by their differences, and give the shown runs a colour and a dash.
 
-        A run keeps its name. It also keeps its look, unless an earlier shown run has the same look. Both are stored
-        beside the run, so that the next lab shows the same.
+        A run that tries a change of another run is compared only with that run, and a run of the same job as an earlier
+        one has its name with a number. A run keeps its name. It also keeps its look, unless an earlier shown run has
+        the same look. Both are stored beside the run, so that the next lab shows the same.
 
         Args:
             shown: Ids of the shown runs, in their order in legend and table.
@@ -230,9 +233,7 @@ class RunBook:
         for group in dict.fromkeys(entry.trace.group for entry in new):
             fresh = [entry for entry in new if entry.trace.group == group]
             known = [entry for run_id, entry in self.of_group(group).items() if run_id in self._named]
-            beside = known[-_MOST_COMPARED:]
-            jobs = [with_split(entry.run.job, entry.trace.split) for entry in (*beside, *fresh)]
-            labels = run_names(jobs)[len(beside) :]
+            labels = _labels(fresh, known)
             taken = {entry.trace.label for entry in known}
             for entry, label in zip(fresh, labels, strict=True):
                 choices = chain([label], (f"{label} ({number})" for number in count(2)))
@@ -253,6 +254,38 @@ class RunBook:
             entry.trace.look = look
         for entry in [*self.entries.values()][-_MOST_STORED:]:
             entry.store()
+
+
+def _labels(fresh: Sequence[RunEntry], known: Sequence[RunEntry]) -> list[str]:
+    """Return names for new runs of a group; the name of a known run for another run of its job.
+
+    Args:
+        fresh: The new runs, oldest first.
+        known: The named runs of the group, oldest first.
+    """
+    beside = known[-_MOST_COMPARED:]
+    labels = run_names([_split_job(entry) for entry in (*beside, *fresh)])[len(beside) :]
+    for index, entry in enumerate(fresh):
+        same = next((each for each in known if _is_same_job(each, entry)), None)
+        base = next((each for each in (*known, *fresh) if each.run.id == entry.run.baseline), None)
+        if same is not None:
+            labels[index] = re.sub(r" \(\d+\)$", "", same.trace.label)
+        elif base is not None and entry.run.job.name is None:
+            labels[index] = run_names(
+                [_split_job(base).model_copy(update={"name": None}), _split_job(entry)]
+            )[1]
+    return labels
+
+
+def _split_job(entry: RunEntry) -> Job:
+    """Return a run's job with the split that its ranks measured, if they have."""
+    return with_split(entry.run.job, entry.trace.split)
+
+
+def _is_same_job(one: RunEntry, other: RunEntry) -> bool:
+    """Return whether two runs have the same job, as asked for or with the split that their ranks measured."""
+    jobs = [(each.run.job, _split_job(each)) for each in (one, other)]
+    return any(settings_of(first) == settings_of(second) for first, second in zip(*jobs, strict=True))
 
 
 def _skipped(run: Run, error: Exception) -> Skipped:

@@ -46,7 +46,7 @@ class Stage:
                 predicted = screen.ghosts.steps.get(entry.run.id)
             measured = self._recorded_step(entry)
             predicted_s = None if predicted is None else predicted.step_time_s
-            note = _words.ranks_text(entry, screen.place.why_not, predicted_s)
+            note = _words.ranks_text(entry, screen.place.why_not, predicted_s, measured)
         screen.draw_step(predicted, measured, note)
         self._draw_mesh(entry, is_own=is_own)
 
@@ -58,10 +58,11 @@ class Stage:
         is_first = is_own or self.is_watching or of_form is None
         axes = None if entry is None or not is_first else axes_info(entry.run.job, entry.trace.label)
         if entry is None or axes is None:
-            screen.mesh.draw(of_form, None)
+            screen.mesh.draw(of_form)
             return
         mesh = of_form if is_own else screen.ghosts.meshes.get(entry.run.id)
-        screen.mesh.draw(mesh or axes, self._newest_step(entry))
+        newest = self._newest_step(entry)
+        screen.mesh.draw(mesh or axes, *(() if newest is None else (newest,)))
 
     def _newest_step(self, entry: RunEntry) -> StepEvents | None:
         """Return the first step of a run, and the step with recorded messages as soon as it has finished."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shardscope.errors import RunFailed, ShardscopeError
 from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
@@ -17,10 +19,17 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry, busy_load
 from shardscope_widgets.words import count_text, duration_text, listed, plural, rate_text, safe
 
+if TYPE_CHECKING:
+    from shardscope.runlog.step_events import StepEvents
+
 LEAST_STEPS = 6
 """Number of finished steps that a run needs before it is explained and compared with its predicted step time."""
 _SLOW = 2.0
 """Ratio to the predicted step time above which the status calls a run slow, if there is no prediction interval."""
+
+
+_FAR = 0.1
+"""Relative difference of a step time from the predicted one, below it, for which a calibration is suggested."""
 
 
 def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
@@ -46,13 +55,16 @@ def _share(job: Job) -> str:
     return f"{among} of {job.world_size} ranks take {share} each"
 
 
-def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) -> str:
+def ranks_text(
+    entry: RunEntry, why_not: str, predicted_s: float | None = None, shown: StepEvents | None = None
+) -> str:
     """Describe where a run's ranks run, and how its step time compares with the prediction.
 
     Args:
         entry: The run.
         why_not: Why this machine cannot emulate clusters; empty if it can.
         predicted_s: Predicted time of a step in seconds; None if unknown.
+        shown: The measured step that is played; None if there is none.
     """
     ranks = plural(entry.trace.world_size, "real rank")
     if entry.cluster is not None:
@@ -71,7 +83,12 @@ def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) 
         return told
     gap = measured_s / predicted_s - 1
     word = f"{abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than" if abs(gap) >= 0.005 else "as"
-    return f"{told} A step takes {duration_text(measured_s)} (median), {word} predicted."
+    took = f" A step takes {duration_text(measured_s)} (median), {word} predicted"
+    if shown is not None:
+        took += f"; step {shown.step}, which is played, took {duration_text(shown.step_time_s)}"
+    return (
+        f"{told}{took}.{uncalibrated_text(entry) if gap < -_FAR else ''}"  # the status says so of a slow run
+    )
 
 
 def strategy_text(name: str) -> str:
@@ -179,11 +196,20 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
     recorded = entry.predicted.busy_load(num_ranks) if entry.predicted else 0.0
     load = busy_load(num_ranks) if is_alive else entry.busy_load or recorded
     if not load:
-        return f"{told}."
+        return f"{told}.{uncalibrated_text(entry)}"
     keep = "keep" if is_alive else "kept"
     return (
         f"{told}; other programs {keep} the machine busy (load {load:.0f} on {usable_cores():g} cores, including "
-        f"{plural(num_ranks, 'rank')} of this run)."
+        f"{plural(num_ranks, 'rank')} of this run).{uncalibrated_text(entry)}"
+    )
+
+
+def uncalibrated_text(entry: RunEntry) -> str:
+    """Return a sentence on how to calibrate this machine; empty if the run was predicted with its calibration."""
+    if entry.predicted is None or entry.predicted.is_calibrated:
+        return ""
+    return (
+        " This machine was not calibrated when the run started; ss.calibrate() measures it in under a minute."
     )
 
 
@@ -196,19 +222,16 @@ def _rate(trace: Trace) -> str:
     return f", {rate_text(step.samples_per_s, 'samples')}"
 
 
-def without_control_html(job: Job, described: Job, cluster: EmulatedCluster | None = None) -> str:
+def without_control_html(job: Job, described: Job) -> str:
     """Return an HTML box that names the settings that the form cannot show; empty if the form describes everything.
 
     Args:
         job: The job that the form should describe.
         described: The job that the form describes.
-        cluster: The job's emulated cluster, if the form cannot describe it.
     """
     wanted = settings_of(job)
     names = differing([wanted, settings_of(described)])
     left = [f"{heading_of(name)} ({value_text(name, wanted.get(name))})" for name in names]
-    if cluster is not None:
-        left.append(f"the cluster ({cluster.name})")
     told = listed(left)
     text = f"The form cannot show these settings of the job, and Start would leave them out: {told}."
     return problem_html(safe(text)) if left else ""

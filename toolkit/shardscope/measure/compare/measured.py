@@ -8,12 +8,14 @@ backward passes, because a pass may contain waits for parameters. A rank that on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.runlog.schema import MEMORY_KINDS, Event
+from shardscope.runlog.spans import covered
 from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, step_end, together_s, waited_once_s
 
 Steps = Mapping[int, Sequence[Event]]
@@ -97,9 +99,12 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
     shown = with_spans(steps, period)
     if not shown:
         return None
-    by_rank = parts_by_rank(steps, shown, period)
-    rank = max(range(len(by_rank)), key=lambda rank: _computing(by_rank[rank]))
-    found = by_rank[rank]
+    computed = [
+        median(map(_computed_s, own.values())) if own else 0.0
+        for own in _with_gradients({number: steps[number] for number in shown})
+    ]
+    rank = computed.index(max(computed))
+    found = parts_by_rank(steps, shown, period)[rank]
     if not found:
         return None
     collectives = {name: value for (lane, name), value in found.items() if lane == COMMUNICATION}
@@ -179,8 +184,11 @@ def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
     return per_step(list(steps), list(seconds.values()), StepKinds(period), average="median")
 
 
-def _computing(parts: Mapping[tuple[str, str], float]) -> float:
-    return sum(value for (lane, name), value in parts.items() if lane != COMMUNICATION and name != IDLE)
+def _computed_s(event: Event) -> float:
+    """Return the time for which a rank computes, also while its messages travel, but does not wait within passes."""
+    spans = [(start, end) for lane, _, start, end, _ in event["spans"] if lane != COMMUNICATION]
+    waits: float = sum(event.get("waited", {}).values())
+    return (covered(spans) - waits) / (event.get("gradients") or 1)
 
 
 def _medians(

@@ -8,20 +8,27 @@ since each bucket has a fixed cost. The times are therefore those of the real co
 number of ranks.
 
 Other programs can only slow a step down, so the fastest step is the most reproducible. Jobs that are compared take
-turns, so that a busy second slows down a few steps of each job instead of all steps of one.
+turns, so that a busy second slows down a few steps of each job instead of all steps of one. The times are kept in the
+cache directory, so that every notebook and command on a machine states the same threshold.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Hashable, Sequence
-from math import inf, prod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from math import inf, isfinite, prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shardscope.calibration.host_calibration import chosen
+from shardscope.calibration.host_calibration import HostMachine, chosen
+from shardscope.disk_cache import cache_dir, store
+from shardscope.errors import DataError
 from shardscope.spec import Job
 from shardscope.spec.compression import Shapes
 from shardscope.training.collectives.packets import Packets, packet_rows
@@ -72,8 +79,8 @@ class _Alone(Packets):
         self.waited_s += time.perf_counter() - start
 
 
-_timed_here: dict[Hashable, float] = {}
-"""Times that this process has measured; all results for a job use the same times."""
+_timed_here: dict[str, float] = {}
+"""Times that this process has measured, which it uses where it cannot write the cache; see `_stored`."""
 _timing = threading.Lock()
 """Held while packing is timed: two threads would slow each other down, and set each other's number of threads."""
 
@@ -83,37 +90,61 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
 
     Args:
         jobs: The jobs. Only compression, precision, optimizer, seed, threads and number of ranks are used.
-            Jobs already measured in this process are measured again only in the first turn with new jobs, in
+            Jobs already measured on this machine are measured again only in the first turn with new jobs, in
             case they were slow before.
         buckets: Shapes of the tensors in each bucket.
         repeats: Number of turns, in each of which every job is timed for a few steps.
     """
     sample = _sample(buckets)
     whole = _elements(buckets) / _elements(sample)
-    calibrated = chosen().calibration.measured_at  # who calibrates again asks to measure again
-    keys: list[Hashable] = [(calibrated, _key(job, buckets)) for job in jobs]
+    keys = [_key(job, buckets) for job in jobs]
     with _timing:
-        best = {key: _timed_here.get(key, inf) for key in keys}
-        is_new = {key: key not in _timed_here for key in keys}
+        known = {**_timed_here, **_stored()}
+        best = {key: known.get(key, inf) for key in keys}
+        is_new = {key: key not in known for key in keys}
         for turn in range(repeats if any(is_new.values()) else 0):
             for key, job in zip(keys, jobs, strict=True):
                 if is_new[key] or turn == 0:
                     best[key] = min(best[key], whole * min(_turn(job, sample)))
         _timed_here.update(best)
+        if any(is_new.values()):
+            _store(best)
     return [best[key] for key in keys]
 
 
 def forget_timings() -> None:
-    """Forget all times that this process has measured: a busy machine may have slowed them."""
-    with _timing:
+    """Forget all times that were measured on this machine: other programs may have slowed them."""
+    with _timing, suppress(OSError, DataError):
         _timed_here.clear()
+        _path().unlink(missing_ok=True)
 
 
-def _key(job: Job, buckets: Sequence[Shapes]) -> Hashable:
-    """Return the settings on which the packing time of a job depends."""
+def _path() -> Path:
+    """Return the file of the times, which depend on the processor and torch; a new calibration starts a new file."""
+    about = f"{HostMachine.here()} {chosen().calibration.measured_at}"
+    return cache_dir() / f"packing-{sha256(about.encode()).hexdigest()[:16]}.json"
+
+
+def _stored() -> Mapping[str, float]:
+    """Return the times that processes on this machine have stored, in seconds by key; empty if there are none."""
+    with suppress(OSError, ValueError, AttributeError, TypeError, DataError):
+        found = {str(key): float(value) for key, value in json.loads(_path().read_text()).items()}
+        return {key: value for key, value in found.items() if isfinite(value) and value >= 0}
+    return {}
+
+
+def _store(times: Mapping[str, float]) -> None:
+    with suppress(OSError, DataError):
+        content = json.dumps({**_stored(), **times})
+        store(_path(), lambda file: file.write(content.encode()))
+
+
+def _key(job: Job, buckets: Sequence[Shapes]) -> str:
+    """Return a hash of what the packing time of a job depends on: its settings, the calibration, and the shapes."""
     fields = {"compression", "precision", "optimizer", "seed", "threads", "world_size"}
-    shapes = tuple(tuple(map(tuple, bucket)) for bucket in buckets)
-    return job.model_dump_json(include=fields), shapes
+    shapes = [[*map(tuple, bucket)] for bucket in buckets]
+    about = f"{chosen().calibration.measured_at} {job.model_dump_json(include=fields)} {shapes}"
+    return sha256(about.encode()).hexdigest()[:32]
 
 
 def _turn(job: Job, sample: Sequence[Shapes]) -> list[float]:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.measured import COMMUNICATION, IDLE
 from shardscope.measure.pipeline_waits import PipelineWaits
+from shardscope.runlog.stragglers import Straggler
 
 Cause = Literal[
     "pipeline bubble",
@@ -56,6 +57,8 @@ class MeasuredStep:
     Attributes:
         seconds: Time of the step on the slowest rank.
         parts: Time by part, by rank.
+        computed: Time for which each rank computes, without reading data; unlike in `parts`, also while it
+            communicates.
         waiting: Mean time over ranks spent waiting, in each step, for the rank that computes longest in that step.
         sent_bytes: Bytes that each rank sends in a step.
         roles: Role of each rank in the strategy; None if all ranks have the same role.
@@ -64,10 +67,12 @@ class MeasuredStep:
         pipeline: Waiting between the passes of a pipeline; None for other strategies.
         cluster: Name of the emulated cluster that the run is on; empty on this machine itself.
         hidden: Time for which each rank communicates and also computes; it counts as communication. Empty if unknown.
+        straggler: The rank that the alarm of the run's status names, unless it is slow in reading data; None for none.
     """
 
     seconds: float
     parts: Sequence[Parts]
+    computed: Sequence[float]
     waiting: float
     sent_bytes: Sequence[float] = ()
     roles: Sequence[str | None] = ()
@@ -76,10 +81,14 @@ class MeasuredStep:
     pipeline: PipelineWaits | None = None
     cluster: str = ""
     hidden: Sequence[float] = ()
+    straggler: Straggler | None = None
 
-    def computing(self) -> list[float]:
-        """Return the time for which each rank computes in a step, without reading data, in seconds."""
-        return [computing_s(parts) for parts in self.parts]
+    @property
+    def slowest(self) -> int:
+        """The rank that computes longest: the one that the alarm names, if it names one."""
+        if self.straggler is not None:
+            return self.straggler.rank
+        return max(range(len(self.computed)), key=lambda rank: self.computed[rank])
 
     def of(self, name: str) -> list[float]:
         """Return the time of a part, or of all communication, by rank, in seconds."""
@@ -95,7 +104,7 @@ class MeasuredStep:
 
 
 def computing_s(parts: Parts) -> float:
-    """Return the seconds that a rank computes, given the parts of its step."""
+    """Return the seconds that a rank computes without communicating, given the parts of its step."""
     return sum(value for (lane, name), value in parts.items() if lane == "compute" and name != DATA)
 
 
@@ -108,30 +117,31 @@ def losses(step: MeasuredStep) -> list[Loss]:
 
 def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
     """Return the parts of the waiting in a pipeline: due to the schedule, to unequal stages, and to other causes."""
-    computing = step.computing()
-    slowest = max(range(len(computing)), key=lambda rank: computing[rank])
     rest: Cause = "shared cores" if step.shares_cores else "uneven steps"
     bubble = min(waits.waiting, waits.bubble)
     uneven = min(waits.waiting, max(waits.bubble, waits.uneven))
     return [
-        Loss("pipeline bubble", bubble, slowest),
-        Loss("uneven stages", uneven - bubble, slowest),
-        Loss(rest, waits.waiting - uneven, slowest),
+        Loss("pipeline bubble", bubble, step.slowest),
+        Loss("uneven stages", uneven - bubble, step.slowest),
+        Loss(rest, waits.waiting - uneven, step.slowest),
     ]
 
 
 def _waiting_for_ranks(step: MeasuredStep) -> Loss | None:
-    """Return the time spent waiting for the slowest rank: a constant straggler, or a rank that varies by step."""
-    computing = step.computing()
-    busy = [rank for rank, own in enumerate(computing) if own > 0.05 * max(computing)]
-    if len(busy) < 2:
+    """Return the time spent waiting for the slowest rank: a constant straggler, or a rank that varies by step.
+
+    A rank that the alarm names is a straggler here too, unless the alarm says that no other rank waits for it.
+    """
+    named = step.straggler
+    busy = [rank for rank, own in enumerate(step.computed) if own > 0.05 * max(step.computed)]
+    if len(busy) < 2 or (named is not None and not named.wait_s):
         return None
-    slowest = max(busy, key=lambda rank: computing[rank])
-    persistent = computing[slowest] - fmean(computing[rank] for rank in busy if rank != slowest)
+    others = fmean(step.computed[rank] for rank in busy if rank != step.slowest)
+    persistent = step.computed[step.slowest] - others
     waiting = max(step.waiting, persistent)
     turns: Cause = "shared cores" if step.shares_cores else "uneven steps"
-    is_one = persistent > _PERSISTENT * waiting
-    return Loss("straggler" if is_one else turns, waiting / step.seconds, slowest)
+    is_one = named is not None or persistent > _PERSISTENT * waiting
+    return Loss("straggler" if is_one else turns, waiting / step.seconds, step.slowest)
 
 
 def _communication(step: MeasuredStep) -> Loss | None:

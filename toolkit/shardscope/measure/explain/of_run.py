@@ -18,19 +18,19 @@ from shardscope.measure.compare.measured import (
     Steps,
     counted,
     parts_by_rank,
-    seconds_by_part,
     slowest_rank_s,
     warmed_up,
     with_spans,
 )
 from shardscope.measure.explain import words
 from shardscope.measure.explain.changes import Predictor, best_change, untried_change
-from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, computing_s, losses
+from shardscope.measure.explain.losses import DATA, Cause, Loss, MeasuredStep, computing_s, losses
 from shardscope.measure.pipeline_waits import pipeline_waits
 from shardscope.methods.strategies.pipeline import with_split
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import covered, finished_steps
+from shardscope.runlog.stragglers import Circumstances, Phases, computed_phases
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight
 from shardscope.runtime.record.launch_prediction import constants_of
@@ -134,7 +134,7 @@ def explanation(step: MeasuredStep, job: Job, predict: Predictor, *, cores: floa
     found = tuple(losses(step))
     worst = found[0] if found else Loss("none", 0.0, 0)
     if worst.share < LEAST_LOSS:
-        share = fmean(step.computing()) / step.seconds
+        share = fmean(map(computing_s, step.parts)) / step.seconds
         return Explanation(words.nothing(share), "none", worst.share, None, None, found)
     remedy = best_change(worst.cause, job, predict, cores=int(cores))
     change = untried_change(worst.cause, job) if remedy is None else remedy.change
@@ -175,24 +175,42 @@ def measured_step(
     if not seconds:
         return None
     late = warmed_up({number: steps[number] for number in shown})
+    ranks, phases = range(job.world_size), Phases()
+    roles = {rank: job.strategy.role(rank, job.world_size) for rank in ranks}
+    for number, row in steps.items():
+        phases.take(number, row)
+    named = phases.straggler(roles, Circumstances(job))
     return MeasuredStep(
         seconds=seconds,
         parts=parts_by_rank(steps, shown, period),
+        computed=[_median(_computed_s([steps[number][rank] for number in late])) for rank in ranks],
         waiting=median(_waiting_s(steps[number]) for number in late),
         sent_bytes=_sent(steps, late, job.world_size),
-        hidden=[median(_hidden_s(steps[number][rank]) for number in late) for rank in range(job.world_size)],
-        roles=[job.strategy.role(rank, job.world_size) for rank in range(job.world_size)],
+        hidden=[median(_hidden_s(steps[number][rank]) for number in late) for rank in ranks],
+        roles=[*roles.values()],
         shares_cores=job.world_size * job.threads > (usable_cores() if cores is None else cores),
         predicted=None if prediction is None else prediction.time,
         pipeline=pipeline_waits(events, job),
         cluster="" if prediction is None or prediction.emulated is None else prediction.emulated.name,
+        straggler=None if named is None or named.phase == DATA else named,
     )
 
 
 def _waiting_s(row: Sequence[Event]) -> float:
     """Return how much longer the slowest rank computes in one step than the ranks do on average, in seconds."""
-    seconds = [computing_s(seconds_by_part(event)) for event in row if event.get("gradients", 1)]
+    seconds = _computed_s(row)
     return max(seconds) - fmean(seconds)
+
+
+def _computed_s(events: Sequence[Event]) -> list[float]:
+    """Return the time of computing in each event with a gradient, without reading data, in seconds."""
+    phases = [computed_phases(event) for event in events if event.get("gradients", 1)]
+    return [sum(each.values()) - each.get(DATA, 0.0) for each in phases]
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median; 0 for a rank that computes no gradients."""
+    return median(values) if values else 0.0
 
 
 def _hidden_s(event: Event) -> float:

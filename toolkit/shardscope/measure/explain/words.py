@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from shardscope.measure.compare.measured import COMMUNICATION
 from shardscope.measure.explain.changes import Change, Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
-from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
+from shardscope.measure.pipeline_waits import schedule_bubble
 from shardscope.runlog.axes import axis_of
 from shardscope.spec import Job
 from shardscope.spec.settings import differing, settings_of, value_text, words_of
@@ -29,13 +30,19 @@ _LOSSES = {
     "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs are running.",
 }
 _IN_PIPELINE: dict[Cause, str] = {
+    "pipeline bubble": "the bubble of {stages} stages and {micro}",
     "uneven stages": "stages of unequal cost",
-    "shared cores": "passes that take turns on {cores} cores",
-    "uneven steps": "messages between stages or other programs",
+    "shared cores": "messages or waiting for one of {cores} cores",
+    "uneven steps": "messages or other programs",
 }
-"""Causes of waiting in a pipeline, apart from its bubble."""
-_LEAST_REST = 0.05
-"""Minimum fraction of waiting, apart from the bubble, for which the cause is named."""
+"""Causes of waiting in a pipeline; their shares add up to all of it."""
+_IN_VERDICT: dict[Cause, str] = {
+    "pipeline bubble": "in the bubble",
+    "uneven stages": "for stages of unequal cost",
+    "shared cores": "for messages or a free core",
+    "uneven steps": "for messages or other programs",
+}
+"""Causes of waiting in a pipeline, in a sentence on two runs."""
 _SUBJECTS: dict[Cause, str] = {
     "communication": "Communication takes",
     "server": "Communication takes",
@@ -47,8 +54,6 @@ _SUBJECTS: dict[Cause, str] = {
 }
 _MOSTLY = 0.7
 """Fraction of a step spent computing above which there is little to gain."""
-_STANDS_OUT = 1.3
-"""A rank is named if its time is at least this many times as long as every other rank's."""
 _NO_REMEDY = {
     "uneven stages": "Give the pipeline's split as numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
@@ -77,8 +82,8 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
     """
     loss = found[0]
     sent = step.sent_bytes[loss.rank] if step.sent_bytes else 0.0
-    if step.pipeline is not None and (loss.cause == "pipeline bubble" or loss.cause in _IN_PIPELINE):
-        return _pipeline_text(step.pipeline, found, step, job, cores)
+    if step.pipeline is not None and loss.cause in _IN_PIPELINE:
+        return _pipeline_text(found, step, job, cores)
     return _LOSSES[loss.cause].format(
         share=f"{loss.share:.0%} of the step",
         hidden=_hidden(loss, step),
@@ -88,7 +93,7 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         axes=_axes(step, loss.rank),
         role=step.roles[loss.rank] if step.roles else "",
         more=_relative(step.sent_bytes, loss.rank),
-        longer=_relative(step.computing(), loss.rank),
+        longer=_relative(step.computed, loss.rank),
         others=_others(step),
         world_size=job.world_size,
         cores=cores,
@@ -105,7 +110,7 @@ def _hidden(loss: Loss, step: MeasuredStep) -> str:
 
 
 def _others(step: MeasuredStep) -> str:
-    return "the other" if len(step.computing()) == 2 else "the others"
+    return "the other" if len(step.computed) == 2 else "the others"
 
 
 def _link(step: MeasuredStep, job: Job) -> str:
@@ -126,21 +131,27 @@ def _axes(step: MeasuredStep, rank: int) -> str:
     return f", {found[axis] / sum(found.values()):.0%} of the time along the {axis} axis"
 
 
-def _pipeline_text(
-    waits: PipelineWaits, found: Sequence[Loss], step: MeasuredStep, job: Job, cores: int
-) -> str:
-    """Return the sentence on the waiting in a pipeline, split into its bubble and other waiting."""
+def _pipeline_text(found: Sequence[Loss], step: MeasuredStep, job: Job, cores: int) -> str:
+    """Return the sentence on the waiting in a pipeline, with its parts, which add up to it."""
     stages = job.world_size * getattr(job.strategy, "stages_per_rank", 1)
-    whole = f"Ranks wait {waits.waiting:.0%} of the time (mean over ranks)"
-    bubble = f"the bubble of {stages} stages and {_micro(job.num_micro_batches)}"
-    others = [loss for loss in found if loss.cause in _IN_PIPELINE and loss.share >= _LEAST_REST]
-    if not others:
-        return f"{whole}: mostly {bubble}."
-    parts = [_IN_PIPELINE[loss.cause].format(cores=cores) for loss in others]
-    if others[0].cause == "uneven stages" and _stands_out(step.computing(), others[0].rank):
-        longer = _relative(step.computing(), others[0].rank)
-        parts[0] += f" (rank {others[0].rank} computes {longer} as long as {_others(step)})"
-    return f"{whole}: about {waits.bubble:.0%} is {bubble}; the rest comes from {', and '.join(parts)}."
+    names = {
+        cause: name.format(cores=cores, stages=stages, micro=_micro(job.num_micro_batches))
+        for cause, name in _IN_PIPELINE.items()
+    }
+    if step.straggler is not None:
+        longer = f"{step.straggler.value:.2g} times as long as {_others(step)}"
+        names["uneven stages"] += f" (rank {step.straggler.rank} computes {longer})"
+    waits = _waits(found)
+    parts = ", ".join(f"{percent}% {names[cause]}" for cause, percent in waits.items())
+    return f"Ranks wait {sum(waits.values())}% of the time (mean over ranks): {parts}."
+
+
+def _waits(found: Sequence[Loss]) -> dict[Cause, int]:
+    """Return the waiting in a pipeline by cause, in percent that add up to the whole; without causes below 1%."""
+    shares = {cause: loss.share for cause in _IN_PIPELINE for loss in found if loss.cause == cause}
+    ends = [0, *(round(100 * end) for end in accumulate(shares.values()))]
+    percents = zip(shares, (end - start for start, end in pairwise(ends)), strict=True)
+    return {cause: percent for cause, percent in percents if percent}
 
 
 def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
@@ -216,14 +227,13 @@ def split_text(now: Sequence[int], before: Sequence[int]) -> str:
 def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> str:
     """Return the sentence on how a change affected the largest loss; empty if the loss cannot be compared."""
     if before.pipeline is not None and after.pipeline is not None:
-        (waiting, bubble, uneven), (waiting_before, bubble_before, uneven_before) = (
-            after.pipeline,
-            before.pipeline,
+        old, new = (_waits(losses(step)) for step in (before, after))
+        parts = ", ".join(
+            f"{new.get(cause, 0)}% {what} ({old.get(cause, 0)}% before)"
+            for cause, what in _IN_VERDICT.items()
+            if cause in old or cause in new
         )
-        text = f"Ranks wait {waiting:.0%} of the time, {waiting_before:.0%} before; the bubble alone is {bubble:.0%}"
-        added, added_before = max(0.0, uneven - bubble), max(0.0, uneven_before - bubble_before)
-        more = f"; stages of unequal cost add {added:.0%}, {added_before:.0%} before"
-        return f"{text}, {bubble_before:.0%} before{more if max(added, added_before) >= _LEAST_REST else ''}."
+        return f"Ranks wait {sum(new.values())}% of the time, {sum(old.values())}% before: {parts}."
     subject = _SUBJECTS.get(loss.cause)
     now = next((each.share for each in losses(after) if _SUBJECTS.get(each.cause) == subject), None)
     return (
@@ -261,11 +271,6 @@ def _batch_text(then: Job, job: Job) -> str:
     if then.num_micro_batches != job.num_micro_batches:
         return f"{_micro(then.num_micro_batches).capitalize()} instead of {job.num_micro_batches}"
     return ""
-
-
-def _stands_out(values: Sequence[float], rank: int) -> bool:
-    """Return whether one rank's value is much larger than the value of every other rank."""
-    return values[rank] > _STANDS_OUT * max(each for place, each in enumerate(values) if place != rank)
 
 
 def _micro(count: int) -> str:

@@ -26,6 +26,11 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
     why = why_not_emulated()
     if why:
         raise LaunchError(why)
+    return as_launched(job)
+
+
+def as_launched(job: Job) -> Job:
+    """Return a job as it runs on an emulated cluster, whose devices are CPU cores."""
     return job.replace(device="cpu")
 
 
