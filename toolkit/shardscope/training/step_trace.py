@@ -405,7 +405,13 @@ def _piece_halves(
     except SpecError:
         return found
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+    before: object = None
     for _, layer in layers:
+        same = _signature(layer, x)
+        if same == before:  # such as the next of many blocks, whose trace would be the same
+            found.append(found[-1])
+            continue
+        before = same
         given, passed = tree_map_only(Tensor, _leaf, x), list[Any]()
 
         def forward(layer: nn.Module = layer, given: Any = given, passed: list[Any] = passed) -> Any:
@@ -418,6 +424,13 @@ def _piece_halves(
             found.append(halves_of(layer, forward, leaf_tensors(given), samples, scratch))
         x = passed[0]
     return found
+
+
+def _signature(layer: nn.Module, x: Any) -> object:
+    """Return what two layers in succession have in common if they run the same operations on tensors of equal sizes."""
+    tensors = [*layer.named_parameters(), *layer.named_buffers(), *(("", leaf) for leaf in leaf_tensors(x))]
+    sizes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
+    return type(layer), repr(layer), layer.training, sizes
 
 
 def _with_passes(
