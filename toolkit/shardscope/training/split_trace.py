@@ -129,17 +129,25 @@ def _split(moments: Iterable[Moment], of_output: float) -> SplitBackward:
     starts, ends = (
         {row.unit: row.activations for row in rows if row.phase == phase} for phase in ("turn", "leave")
     )
+    second = [
+        (row.activations - starts[_SECOND], row.arriving, row.around)
+        for row in rows
+        if row.unit == _SECOND and row.phase == "backward"
+    ]
     return SplitBackward(
         first=max(row.activations for row in rows if row.unit == _FIRST) - starts[_FIRST],
         kept=ends[_FIRST] - starts[_FIRST],
         of_output=of_output,
         second=tuple(
-            (row.activations - starts[_SECOND], row.arriving, row.around)
-            for row in rows
-            if row.unit == _SECOND and row.phase == "backward"
+            row for row in second if not any(other != row and _covers(other, row) for other in second)
         ),
         left=ends[_SECOND] - starts[_SECOND],
     )
+
+
+def _covers(most: tuple[float, float, float], least: tuple[float, float, float]) -> bool:
+    """Return whether a moment has at least as much of each; torch completes gradients of an operation in any order."""
+    return most[0] >= least[0] and most[1] >= least[1] and sum(most[1:]) >= sum(least[1:])
 
 
 def _common_bytes(some: Iterable[Tensor], others: Iterable[Tensor]) -> int:
