@@ -9,7 +9,7 @@ its backward pass ends. If no loss is given, Shardscope's memory formulas add th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_te
 from shardscope.training.memory.replay import StepMark, highest, mark_of, replay
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
-from shardscope.training.models.in_order import layers_in_order
+from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
@@ -86,6 +86,7 @@ def trace_step(
     names = {id(module): name for name, module in plain.module.named_modules()}
     experts = {id(p) for p in divided_experts(plain.module)}
     divided = {id(p) for p in divided_parameters(plain.module)} | experts
+    whole = {name for step in steps.values() for name, _ in _layers(step.module)}
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -104,9 +105,11 @@ def trace_step(
         num_outputs=plain.num_outputs // samples,
         gradient_order=plain.gradient_order,
         pieces=_with_passes(
-            tuple(_pieces(make(), inputs, samples, autocast)),
+            tuple(_pieces(make(), inputs, samples, autocast, whole)),
             {
-                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast, scratch)
+                mode: _piece_passes(
+                    apply_recompute(make(), mode), inputs, samples, autocast, whole=whole, scratch=scratch
+                )
                 for mode in modes
             },
             samples,
@@ -300,28 +303,35 @@ class _Loss(Function):
         return None, *gradients
 
 
+def _layers(module: nn.Module, whole: Collection[str] = ()) -> Layers:
+    """Return the layers between which a pipeline can split a module; empty if it cannot be split.
+
+    Args:
+        module: The module.
+        whole: Names of the layers in all recomputation modes. A nested `nn.Sequential` that is recomputed as a whole is
+            one layer, and thus also counts as one where it is not recomputed.
+    """
+    try:
+        return layers_in_order(module, whole=whole)
+    except SpecError:
+        return []
+
+
 def _pieces(
     module: nn.Module,
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    whole: Collection[str],
 ) -> Iterator[PipelinePiece]:
-    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines.
-
-    Yields nothing if the module cannot be split into layers.
-    """
-    try:
-        layers = layers_in_order(module)
-    except SpecError:
-        return
+    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines."""
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
     buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    for _, layer in layers:
+    for _, layer in _layers(module, whole):
         x = tree_map_only(Tensor, _leaf, x)
-        taken = [*leaf_tensors(x)]
-        kept = {_key(each): each.untyped_storage() for each in taken if _key(each) not in batch}
+        kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
 
         def save(tensor: Tensor, kept: dict[int, Any] = kept, held: set[int] = held) -> Tensor:
@@ -358,22 +368,16 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    whole: Collection[str],
     scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves.
-
-    Empty if the module cannot be split into layers.
-    """
-    found = list[_PiecePasses]()
-    try:
-        layers = layers_in_order(module)
-    except SpecError:
-        return found
-    held = Storages()
+    """Run the passes of a module layer by layer, and return what each layer sends and saves."""
+    found, held = list[_PiecePasses](), Storages()
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     before: object = None
-    for _, layer in layers:
+    for _, layer in _layers(module, whole):
         same = _signature(layer, x)
         if same == before:  # such as the next of many blocks, whose passes and results would be the same
             found.append(found[-1])

@@ -67,7 +67,7 @@ def pipeline_peaks(
     layers = _layers(step.trace, step.job.recompute, step.element_bytes)
     if layers is None:
         return None
-    stages = _stages(step, layers, table.stage_ranks, split, sharded)
+    stages = _stages(step, layers, table, split, sharded)
     return [
         rank_peak(
             step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
@@ -120,12 +120,12 @@ def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
 def _stages(
     step: JobStep,
     layers: _Layers,
-    ranks: Sequence[int],
+    table: ScheduleTable,
     split: Sequence[int],
     sharded: ShardedStages | None,
 ) -> list[StageMemory]:
     trace, mode, samples = step.trace, step.job.recompute, step.samples
-    pieces, ends = trace.pieces, [*accumulate(split)]
+    pieces, ends, ranks = trace.pieces, [*accumulate(split)], table.stage_ranks
     rows = _by_piece(trace, mode, layers)
     at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
     bounds = [*zip([0, *ends], ends, strict=False)]
@@ -158,14 +158,15 @@ def _stages(
             at_loss = _at_loss(trace, mode) - below + output
             first, later = (max(each, Alive(samples * at_loss), key=sum) for each in (first, later))
             last = StageEnd(output, trace.loss_bytes, max(0.0, at_loss - saved))
-        split_up = split_stage(
+        is_split = start > 0 and any(op.op == "W" for op in table.ops)
+        passes = None if not is_split else split_stage(
             pieces[start:end], [_gradients_of(step, piece) for piece in pieces[start:end]], mode, last,
             samples=samples, saved=samples * saved, is_sharded=sharded is not None,
         )  # fmt: skip
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
         found.append(
             StageMemory(
-                states, saved=samples * saved, forward=forward, first=first, later=later, split=split_up,
+                states, saved=samples * saved, forward=forward, first=first, later=later, split=passes,
                 inputs=samples * inputs, received=samples * (inputs + output * (not is_last)),
                 output=samples * output * is_sent, handed_on=samples * output * (not is_last and not is_sent),
                 answer=samples * inputs * (start > 0 and ranks[stage - 1] != ranks[stage]),

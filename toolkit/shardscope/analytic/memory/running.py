@@ -36,7 +36,8 @@ class StageMemory(NamedTuple):
     """The peak of a backward pass, if the stage has no gradients yet."""
     later: Alive
     """The peak of a backward pass, if an earlier one has left gradients, which are not part of it."""
-    split: SplitStage
+    split: SplitStage | None
+    """None unless the backward pass is split."""
     inputs: float
     """The stage's input; its gradient has the same size."""
     received: float
@@ -138,17 +139,17 @@ class _Running:
 
     def run(self, op: ScheduledOp) -> Alive:
         """Run an operation, and return the bytes at its peak."""
-        stage, is_split = self.stages[op.stage], op.stage > 0
+        stage = self.stages[op.stage]
         self.gathered[op.stage] = self._kept_gathered(op.stage)
         gathered, gradients = sum(self.gathered.values()), self.gradients
         match op.op:
             case "F":
                 now = self._forward(stage)
             case "I":
-                now = self._for_inputs(stage) if is_split else Alive(self.held)
+                now = Alive(self.held) if stage.split is None else self._for_inputs(stage, stage.split)
                 self.sent += stage.answer * self.keeps_sent
             case _:
-                now = self._backward(op.stage, for_weights=op.op == "W" and is_split)
+                now = self._backward(op.stage, stage.split if op.op == "W" else None)
                 self.sent += stage.answer * (self.keeps_sent and op.op == "B")
         return Alive(now.activations + gathered, now.gradients + gradients)
 
@@ -172,19 +173,19 @@ class _Running:
         self.sent += stage.output * self.keeps_sent
         return Alive(now)
 
-    def _for_inputs(self, stage: StageMemory) -> Alive:
-        now = self.held + stage.split.for_inputs + stage.states.gathered * stage.states.frees
-        self.held += stage.split.between
+    def _for_inputs(self, stage: StageMemory, split: SplitStage) -> Alive:
+        now = self.held + split.for_inputs + stage.states.gathered * stage.states.frees
+        self.held += split.between
         return Alive(now)
 
-    def _backward(self, number: int, *, for_weights: bool) -> Alive:
+    def _backward(self, number: int, split: SplitStage | None) -> Alive:
         stage = self.stages[number]
         states, lent, has_gradients = stage.states, self._lent(stage), number in self.done
         peak = stage.later if has_gradients else stage.first
         self.held -= stage.saved - lent
-        if for_weights:
-            self.held -= stage.split.between
-            peak = stage.split.later if has_gradients else stage.split.first
+        if split is not None:
+            self.held -= split.between
+            peak = split.later if has_gradients else split.first
             peak = peak._replace(activations=peak.activations + states.gathered * states.frees)
         self._leave(number)
         self.left[number] -= 1

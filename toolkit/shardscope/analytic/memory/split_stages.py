@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardscope.analytic.memory.sharded_stages import Alive
-from shardscope.spec.model.step import PipelinePiece, SplitBackward
+from shardscope.spec.model.step import PipelinePiece
 
 
 class SplitStage(NamedTuple):
@@ -60,7 +60,7 @@ def split_stage(
         saved: Bytes that the stage saves for a micro-batch.
         is_sharded: Whether later gradients are whole too, because earlier ones have been reduced to shards.
     """
-    layers = [piece.split.get(mode, SplitBackward()) for piece in pieces]
+    layers = [piece.split[mode] for piece in pieces]
     arrives = [*(piece.output_bytes for piece in pieces[:-1]), end.output]
     between, for_inputs = 0.0, end.at_loss
     for layer, arrived in zip(reversed(layers), reversed(arrives), strict=True):

@@ -134,7 +134,7 @@ class PipelinePiece(Spec):
     backward pass: in the pass for inputs, at most; after it; and in the pass for weights, at most."""
 
     split: dict[str, SplitBackward] = Field(default_factory=dict)
-    """Memory of a split backward pass, by recomputation mode."""
+    """Memory of a split backward pass, by recomputation mode; without those modes in which PyTorch cannot split it."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""
