@@ -423,20 +423,6 @@ class TestTraining:
         assert "as predicted" in shown.costs.value  # at once
         assert "pipeline 2 × data 2 × tensor 2. In a predicted step" in shown.mesh.words.value
 
-    @pytest.mark.parametrize("rank", [0, 10**6])
-    def test_a_plan_that_does_not_exist_is_neither_trained_nor_drawn(self, planner, runtime, rank):
-        planner.set_trait("fix", {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "1f1b"})
-        words = rf"rank={rank} is not a position in the ranking; use 1 to \d+"
-        with pytest.raises(SpecError, match=words):
-            planner.train(rank=rank)
-        with pytest.raises(SpecError, match=words):
-            planner.measure(1.0, rank=rank)
-        with pytest.raises(SpecError, match=words):
-            figures.plan_mesh(planner.plans, rank)
-        with pytest.raises(SpecError, match=words):
-            figures.plan_terms(planner.plans, rank)
-        assert runtime.known == []
-
     def test_each_plan_keeps_its_run(self, planner, runtime):
         planner.set_trait("fix", {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "1f1b"})
         shown = planner.screen.trained

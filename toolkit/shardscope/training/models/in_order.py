@@ -57,8 +57,11 @@ def _flattened(
     """
     cls: Any = type(module)
     cls = getattr(cls, "of_whole_sequences", cls)  # its own class, if it takes parts of sequences
-    is_own = not isinstance(module, nn.Sequential) or cls.forward is not nn.Sequential.forward
-    if is_own or prefix[:-1] in whole:
+    if (
+        not isinstance(module, nn.Sequential)
+        or cls.forward is not nn.Sequential.forward
+        or prefix[:-1] in whole
+    ):
         if prefix:
             yield prefix[:-1], module
         return
