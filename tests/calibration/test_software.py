@@ -187,9 +187,9 @@ def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() 
     assert limited.beyond.step_time_s == everything.best.step_time_s
     missing, saved = limited.beyond.lacking, 1 - everything.best.step_time_s / limited.best.step_time_s
     assert "schedule" in missing
-    told = f"only settings that Megatron-Core ships were searched; {missing}, which it does not ship, would shorten"
-    assert f"{told} the step by {saved:.0%}" in repr(limited)
-    assert f"Megatron-Core does not ship {missing}; software='megatron-core' searches only" in repr(
+    told = f"only settings that Megatron-Core supports were searched; {missing}, which it does not support, would make"
+    assert f"{told} the step {saved:.0%} shorter" in repr(limited)
+    assert f"Megatron-Core does not support {missing}; software='megatron-core' searches only" in repr(
         everything
     )
     assert f"does not ship {missing}; name the axis in fix" in limited.why(limited.beyond.layout)

@@ -221,7 +221,7 @@ def test_there_is_no_column_without_a_figure(ran: Run) -> None:
     assert with_twin.columns == ("predicted", "simulated", "measured")
     assert with_twin.frame()["simulated"].tolist()[0] == 1.5
     assert "1.5 s" in repr(with_twin) and "1.5 s" in with_twin._repr_html_()
-    assert "Simulated values are shown where they differ" in repr(with_twin)
+    assert "Simulated values are shown only where they differ" in repr(with_twin)
 
 
 def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ran: Run) -> None:
@@ -229,7 +229,10 @@ def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ra
     found = Comparison("id", "label", "this machine", tuple(rows), ())
     assert found.columns == ("predicted", "simulated", "measured")
     text = repr(found)
-    assert "The simulated step agrees with the prediction in every term, so it has no column." in text
+    assert (
+        "The simulated step equals the predicted one in every term, so the table has no column for it."
+        in text
+    )
     assert "simulated error" not in text
 
 

@@ -136,7 +136,7 @@ def test_controls_and_traits_are_one(calculator: CommunicationCalculator) -> Non
     assert "ring" not in calculator.algorithms
     calculator.algorithms = ["tree", "ring"]
     assert [name for name, box in calculator.ways.boxes.items() if box.value] == ["ring", "tree"]
-    assert "256 workers, 100 GB/s each way (800 Gbit/s)" in calculator.status.value
+    assert "256 workers, 100 GB/s in each direction (800 Gbit/s)" in calculator.status.value
     assert "Ring is the fastest, " in calculator.status.value
     calculator.algorithms = ["tree"]
     assert "Tree, " in calculator.status.value
@@ -366,9 +366,9 @@ def test_the_status_answers_the_question_of_the_open_tab_and_no_other() -> None:
 def test_every_bandwidth_is_labelled_with_its_unit() -> None:
     calculator = CommunicationCalculator()
     labels = [calculator.controls[name].description for name in ("bandwidth", "inner_bandwidth")]
-    assert labels == ["Bandwidth, Gbit/s", "In a node, Gbit/s"]
+    assert labels == ["Bandwidth, Gbit/s", "Within a node, Gbit/s"]
     calculator.bandwidth_unit = "GB/s"
-    assert calculator.controls["inner_bandwidth"].description == "In a node, GB/s"
+    assert calculator.controls["inner_bandwidth"].description == "Within a node, GB/s"
 
 
 def test_what_stops_the_timing_is_said(job: ss.Job, monkeypatch: pytest.MonkeyPatch) -> None:

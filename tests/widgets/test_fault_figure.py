@@ -101,7 +101,7 @@ class TestInfo:
         info = info_of(broken()[: 4 + 14 + 2])
         assert info.incidents[0].again_s is None
         assert info.bars[-1].kind == DETECTION
-        assert "are starting again" in _faults.faults_text(info)
+        assert "are restarting" in _faults.faults_text(info)
 
     def test_a_second_failure_further_back_takes_steps_that_seemed_safe(self):
         again = [

@@ -157,7 +157,9 @@ class TestBreaker:
         breaker.buttons["kill"].click()
         assert "Requested: rank 2 killed before its next step." in breaker.said.value
         breaker.buttons["slow"].click()
-        assert "rank 2 computes 3 times slower for 5 steps, from its next step on." in breaker.said.value
+        assert (
+            "rank 2 computes 3 times slower for 5 steps, starting with its next step." in breaker.said.value
+        )
         breaker.choices.step = 40
         breaker.buttons["kill"].click()
         assert "Requested: rank 2 killed before step 40." in breaker.said.value

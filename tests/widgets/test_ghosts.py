@@ -65,7 +65,7 @@ def test_the_larger_gap_of_step_time_and_bytes_is_named(trace):
         trace, many
     )
     exact = GHOST._replace(sent_bytes=trace.bytes_per_step, step_s=trace.step_time_s)
-    assert _ghosts.overview_gap(trace, exact).endswith("Every part agrees within 2%.")
+    assert _ghosts.overview_gap(trace, exact).endswith("Predicted and measured values agree within 2%.")
 
 
 def test_the_timeline_has_one_more_row_with_the_predicted_step(trace):

@@ -57,7 +57,7 @@ def test_degrees_that_are_not_given_are_one():
 
 def test_zero_on_a_single_replica_is_said_to_shard_nothing():
     alone, sharded = (MemoryCalculator(model="gpt2", data=data, zero=3) for data in (1, 8))
-    assert alone.verdict.sentence.endswith("ZeRO shards nothing with data=1.")
+    assert alone.verdict.sentence.endswith("With one data rank, ZeRO shards nothing.")
     assert "shards nothing" not in sharded.verdict.sentence
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_names_the_largest_block_and_a_change_that_is_enough(c
     assert not calculator.verdict.fits
     assert "the largest block is activations" in calculator.verdict.sentence
     assert calculator.controls["recompute_layers"].disabled
-    told = re.search(r"Full recomputation of (\d+) of 12 layers of each stage would make it fit, at (.*)\.$",
+    told = re.search(r"Full recomputation of (\d+) of 12 layers of each stage would make it fit, with (.*) per device",
                      calculator.verdict.sentence)  # fmt: skip
     count, size = int(told[1]), told[2]
     calculator.recompute = "full"
@@ -158,7 +158,7 @@ def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator)
 
 def test_offloading_says_what_the_host_holds(calculator):
     calculator.offload = "optimizer"
-    assert "The host holds" in calculator._size.value
+    assert "Host memory per device" in calculator._size.value
 
 
 def test_words_and_table_tell_what_the_bars_show(calculator):

@@ -48,7 +48,7 @@ class TestFigure:
         need, waited = info.waits[2]  # the first backward of rank 0
         assert need.endswith("needs the gradient of stage 1 (rank 1)")
         assert waited == 2
-        assert info.waits[0] == ("stage 0, rank 0<br>needs only the batch itself", 0)
+        assert info.waits[0] == ("stage 0, rank 0<br>needs only the input batch", 0)
 
     def test_it_is_drawn_as_the_measured_chart_is(self):
         trace = Trace("id", "p", "pipeline", world_size=2, schedule="gpipe")
@@ -126,10 +126,10 @@ class TestExplorer:
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
-        assert "bubble 11.1%, matching the closed-form formula." in explorer._status.value
+        assert "bubble 11.1%, as the closed-form formula predicts." in explorer._status.value
         explorer.send = 2.0
         assert (
-            "the closed-form formula gives 11.1% for free communication and equal stages"
+            "gives a bubble of 11.1% for stages of equal cost without communication time"
             in explorer._status.value
         )
 

@@ -197,7 +197,7 @@ def test_a_plan_that_leaves_memory_for_errors_is_recommended_beside_the_fastest(
 def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=8)
     saved = 1 - made.plans.beyond.step_time_s / made.plans.best.step_time_s
-    assert f"v-half schedule would shorten the step by {saved:.0%}" in made.screen.unshipped.description
+    assert f"v-half schedule would make the step {saved:.0%} shorter" in made.screen.unshipped.description
     made.screen.unshipped.value = True
     assert made.problem == ""
     assert {row.software for row in made.plans} == {"megatron-core"}
@@ -211,8 +211,8 @@ def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
 
 def test_a_model_that_fits_only_with_offloading_says_so_and_names_offloading_in_words_of_the_form():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=1)
-    assert "Fits only with offloading to the host" in made.screen.status.value
-    assert "Offload states below ZeRO stage 3 would shorten" in made.screen.unshipped.description
+    assert "It fits only with offloading to the host" in made.screen.status.value
+    assert "Offload states below ZeRO stage 3 would make" in made.screen.unshipped.description
     made.close()
 
 
@@ -285,7 +285,7 @@ def test_it_starts_with_values_that_no_dropdown_offers(fix, label):
 
 def test_what_cannot_be_is_said_in_place(planner):
     planner.fix = {"tensor": 3}
-    assert "No: no layout of small fits on 8 devices" in planner.screen.status.value
+    assert "No layout of small fits on 8 devices" in planner.screen.status.value
     assert "no layout of small on 8 devices is valid" in planner.screen.note.value
     assert planner.screen.table.rows == []
     planner.fix = {"tensr": 3}
@@ -415,7 +415,7 @@ class TestTraining:
         shown = planner.screen.trained
         assert f"Run {run.name} trains gpt-nano with data 2 · tensor 2 · pipeline 2." in shown.said.value
         assert (
-            "on this machine itself, which cannot emulate clusters: these runs never run."
+            "directly on this machine, which cannot emulate clusters: these runs never run."
             in shown.notes.value
         )
         assert not planner.screen.train.disabled
@@ -455,7 +455,7 @@ class TestTraining:
             patched.setattr("shardscope.runtime.launch", refused)
             planner.screen.train.click()
         said = planner.screen.trained.said
-        assert "This plan cannot be trained small: the job does not fit." in said.value
+        assert "No small version of this plan can be trained: the job does not fit." in said.value
         planner.screen.train.click()
         assert said.value.startswith('<div class="ss-words" role="status">Run ')
 
@@ -471,7 +471,7 @@ class TestTraining:
         monkeypatch.setattr(type(planner.plans), "rehearsal", refused)
         planner.screen.train.click()
         assert (
-            "This plan cannot be trained small: there is no job with these axes"
+            "No small version of this plan can be trained: there is no job with these axes"
             in planner.screen.trained.said.value
         )
         assert not runtime.known

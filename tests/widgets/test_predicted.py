@@ -293,7 +293,7 @@ def _after_seven_steps(lab: Any) -> Any:
 
 
 def test_a_wrong_prediction_says_how_to_calibrate_unless_that_was_done(lab: Any) -> None:
-    entry, told = _after_seven_steps(lab), "ss.calibrate() measures it in under a minute."
+    entry, told = _after_seven_steps(lab), "ss.calibrate() does so in under a minute."
     predicted = LaunchPrediction(0.001, None, "another machine", is_calibrated=False)
     for is_calibrated in (False, True):
         entry._predicted = {True: predicted._replace(is_calibrated=is_calibrated)}
@@ -306,7 +306,5 @@ def test_a_wrong_prediction_says_how_to_calibrate_unless_that_was_done(lab: Any)
 def test_the_step_that_is_played_is_named_beside_the_median(lab: Any) -> None:
     entry = _after_seven_steps(lab)
     median, shown = entry.trace.step_time_s, SimpleNamespace(step=2, step_time_s=0.743)
-    told = (
-        f"A step takes {duration_text(median)} (median), as predicted; step 2, which is played, took 743 ms."
-    )
+    told = f"The median step takes {duration_text(median)}, as predicted; step 2, which is played here, took 743 ms."
     assert told in ranks_text(entry, "", median, shown)

@@ -115,7 +115,7 @@ class TestRunning:
     def test_constructing_starts_nothing(self, lab, runtime):
         assert runtime.known == []
         assert lab.run is None
-        assert lab.status == "Ready. Press a chip above, or choose a job and press Start."
+        assert lab.status == "Ready. Press a button above, or choose a job and press Start."
 
     def test_code_can_wait_for_the_run_in_focus(self, lab):
         assert not lab.is_running
@@ -453,7 +453,7 @@ def test_a_run_that_ended_with_its_kernel_is_explained_and_goes_on_by_a_button(l
     runtime.known.append(run)
     lab.refresh()
     lab.focus = run.id
-    assert "The kernel or program that launched it ended, and its runs end with it." in lab.status
+    assert "It ended with the kernel or program that launched it." in lab.status
     offer = lab.screen.resumer
     assert [offer.box.layout.display, offer.button.description] == [None, button]
     offer.button.click()

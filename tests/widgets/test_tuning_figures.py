@@ -60,7 +60,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     assert [(trial.is_front, trial.is_by_noise) for trial in found] == [(True, False), (False, True)]
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
-    assert "beats the front only in time, by less than 10%" in info.complete[1].text
+    assert "better than the front only in time, by less than 10%" in info.complete[1].text
     assert "Trial 1 is not on the front: it is only faster" in _front.front_text(info)
 
 
