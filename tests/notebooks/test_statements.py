@@ -33,15 +33,15 @@ ALIKE = {
         Said("02-architectures", rf"ring-gpt-nano: the busiest link \(rank \d\) carries {N} MB per step"),
     ),
     "bubble of 1F1B with four stages and eight micro-batches": (
-        Said("02-architectures", rf"1F1B: 8 micro-batches .*? ranks are idle for {N}% of it"),
-        Said("02-architectures", rf"The bubble alone would be {N}%"),
+        Said("02-architectures", rf"1F1B: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
+        Said("02-architectures", rf"The bubble would be {N}%"),
         Said("05-pipelines", rf"1f1b \d+ ms {N}%"),
-        Said("05-pipelines", rf"\n1F1B: 8 micro-batches .*? ranks are idle for {N}% of it"),
+        Said("05-pipelines", rf"\n1F1B: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
         Said("05-pipelines", rf"Bubble: {N}%, against"),
     ),
     "bubble of GPipe": (
         Said("05-pipelines", rf"gpipe \d+ ms {N}%"),
-        Said("05-pipelines", rf"GPipe: 8 micro-batches .*? ranks are idle for {N}% of it"),
+        Said("05-pipelines", rf"GPipe: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
         Said("05-pipelines", rf"against {N}% under GPipe"),
     ),
     "memory of the model with 7.5 billion parameters under ZeRO 1, printed, told and drawn": (

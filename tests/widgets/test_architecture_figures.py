@@ -213,9 +213,9 @@ class TestGantt:
     def test_it_is_also_there_in_words(self):
         info = _pipeline.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert _pipeline.gantt_text(info) == (
-            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks spend 20% of it "
-            "waiting. The bubble alone would be 20%, assuming stages of equal cost and backward passes twice as long "
-            "as forward ones."
+            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms. Ranks wait for 20% of this "
+            "time. The bubble would be 20% with stages of equal cost and backward passes twice as long as forward "
+            "passes."
         )
         assert "No schedule" in _pipeline.gantt_text(
             _pipeline.gantt_info(Trace("id", "run", "pipeline", world_size=2))
@@ -228,7 +228,8 @@ class TestStaleness:
         assert info.counts == ((0, 1), (1, 1), (2, 2))
         assert info.over_time == ((0.0, 2), (0.01, 1), (0.02, 2))
         assert _staleness.staleness_text(info) == (
-            "pipeline: 4 gradients in 3 updates, on average 1.2 and at most 2 updates behind, with the bound 2."
+            "pipeline: the server applied 4 gradients in 3 updates. They were 1.2 updates stale on average and 2 at "
+            "most, with a bound of 2."
         )
 
     def test_the_bound_is_a_line_in_both_halves_and_none_where_there_is_none(self):

@@ -172,7 +172,7 @@ def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
     forgetful.kept.clear()
     layout = _compression.draw_compression(_compression.compression_info([forgetful])).layout
     assert not layout.xaxis3.visible
-    assert "no run carries" in layout.annotations[-1].text
+    assert "no run has" in layout.annotations[-1].text
 
 
 def test_each_line_of_the_residuals_is_in_the_legend() -> None:

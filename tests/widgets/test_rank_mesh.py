@@ -51,7 +51,7 @@ def test_the_most_expensive_axis_is_named_first(info):
     first, second = sorted(info.used, key=lambda axis: -info.seconds[axis])
     text = rank_mesh_text(info)
     assert text.index(f"along the {first} axis") < text.index(f"along the {second} axis")
-    assert f"Messages along the {first} axis take longest." in text
+    assert f"Communication along the {first} axis takes longest." in text
 
 
 def test_ranks_of_an_expert_axis_hold_different_experts():

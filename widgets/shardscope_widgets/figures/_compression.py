@@ -171,21 +171,25 @@ def _sentence(run: CompressedRun) -> str:
                 f"takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)} per step"
             )
         own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
-        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
+        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, instead of {other} uncompressed")
     return f"{run.label} {listed(parts)}."
 
 
 def _bytes_words(run: CompressedRun) -> str:
     if run.bytes_per_step is None:
-        return "has not finished its first local-SGD period"
-    words = f"sends {bytes_text(run.bytes_per_step)} per step (all ranks)"
+        return "has not finished its first period of local SGD"
+    words = f"sends {bytes_text(run.bytes_per_step)} per step over all ranks"
     return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
 
 
 def _codec_words(run: CompressedRun) -> str:
     if run.parts is None:
         return "has no measured compression time"
-    return f"compresses for {duration_text(run.parts[1])}" if run.parts[1] else "compresses nothing"
+    return (
+        f"spends {duration_text(run.parts[1])} per step on compression"
+        if run.parts[1]
+        else "compresses nothing"
+    )
 
 
 def draw_compression(info: CompressionInfo) -> go.Figure:
@@ -198,7 +202,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
-        ("Residual", "norm of the unsent part", _RIGHT),
+        ("Residual", "norm of what is not sent yet", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
@@ -323,7 +327,7 @@ def _legend_names(info: CompressionInfo) -> list[str]:
 def _no_residuals() -> dict[str, Any]:
     """Return the text that is shown in place of the residuals if no run has any."""
     return {
-        "text": "no run carries<br>a residual over<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
+        "text": "no run has<br>a residual<br>(error feedback)", "x": sum(_RIGHT) / 2, "y": 0.5,
         "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12, "color": theme.GREY},
     }  # fmt: skip
 
