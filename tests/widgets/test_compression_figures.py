@@ -230,7 +230,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     )
     assert list(crossing.x) == pytest.approx([8 * found.threshold.crossing])
     assert crossing.text == ("144 Mbit/s",)
-    assert {"<b>pays off below 97.7 Mbit/s</b>", "below the prediction error", "my link"} == {
+    assert {"<b>pays off below<br>97.7 Mbit/s</b>", "gain below the<br>prediction error", "my link"} == {
         note.text for note in figure.layout.annotations
     }
     grey = next(each for each in figure.data if each.name == "loss too high")
@@ -241,7 +241,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
 
 def test_a_crossing_far_away_is_named_at_the_edge() -> None:
     figure = figures.compression_speedup(worth(("none", 1e6, 0.1), ("int4", 1e5, 0.1 + 1e-6)))
-    assert figure.layout.annotations[1].text == "below the prediction error"
+    assert figure.layout.annotations[1].text == "gain below the<br>prediction error"
     assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
 
 
@@ -281,10 +281,10 @@ def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
     figure = figures.compression_speedup(worth(*USUAL, link="40 Mbit/s"))
     (slider,) = figure.layout.sliders
     here = slider.steps[slider.active]
-    assert here.label == "40 Mbit/s: 170 ms with int4 instead of 300 ms (76% faster)"
+    assert here.label == "40 Mbit/s:<br>170 ms with int4 instead of 300 ms (76% faster)"
     assert figure.layout.shapes[0].x0 == here.args[0]["shapes[0].x0"] == pytest.approx(40e6)
     assert figure.layout.annotations[0].text == "my link"
-    assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
+    assert slider.steps[-1].label.endswith("114 ms per step, uncompressed")
     near = next(step.label for step in slider.steps if "below the prediction error" in step.label)
     assert "% faster with int4, below the prediction error (15%)" in near
     info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
@@ -315,5 +315,5 @@ def test_without_a_crossing_there_is_a_figure_all_the_same(steps: tuple) -> None
     figure = figures.compression_speedup(worth(*steps))
     assert figure.layout.annotations[0].text == "my link"
     gains_little_above = steps[-1][1] < 1e6
-    is_marked = "below the prediction error" in {note.text for note in figure.layout.annotations}
+    is_marked = "gain below the<br>prediction error" in {note.text for note in figure.layout.annotations}
     assert is_marked is gains_little_above

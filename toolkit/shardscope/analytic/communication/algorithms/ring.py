@@ -93,7 +93,7 @@ CHAIN = Algorithm(
         "broadcast": "(W−2+m)(α + S/(mB))",
         "reduce": "(W−2+m)(α + S/(mB) + S/(mγ))",
     },
-    options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
+    options={"segments": Option(None, "number of segments of the tensor; None for the optimal number", 1)},
 )
 BIDIRECTIONAL_RING = Algorithm(
     title="ring, both directions",
