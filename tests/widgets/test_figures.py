@@ -171,7 +171,7 @@ class TestTimeline:
         assert _timeline.timeline_info(trace, num_steps=3).steps == (9,)
         assert _timeline.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
         info = _timeline.timeline_info(trace)
-        assert _timeline.gap_text(info, [6, 7, 9], 2) == "The recorded step before is step 7. "
+        assert _timeline.gap_text(info, [6, 7, 9], 2) == "The previous recorded step is step 7. "
         assert _timeline.gap_text(info, [6, 7, 9], 1) == _timeline.gap_text(info, [9], 2) == ""
 
     def test_a_run_without_spans_says_so(self):

@@ -184,7 +184,7 @@ def gap_text(info: TimelineInfo, known: Sequence[int], asked: int) -> str:
     before = [step for step in known if info.steps and step < info.steps[0]]
     if len(info.steps) >= asked or not before:
         return ""
-    return f"The recorded step before is step {before[-1]}. "
+    return f"The previous recorded step is step {before[-1]}. "
 
 
 def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:
