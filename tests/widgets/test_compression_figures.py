@@ -81,8 +81,8 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     assert info.is_telling
     text = _compression.compression_text(info)
     assert (
-        "ring-int8-mlp run sends 200 B per step (all ranks), 4 times less than uncompressed, compresses for 36 ms"
-        in text
+        "ring-int8-mlp run sends 200 B per step over all ranks, 4 times less than uncompressed, spends 36 ms per step "
+        "on compression" in text
     )
     assert "takes 186 ms instead of 300 ms per step" in text
 
