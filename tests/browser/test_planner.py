@@ -87,7 +87,7 @@ def a_square_names_its_links(page):
     page.mouse.move(box["x"] + box["width"] * 0.02, box["y"] + box["height"] * 0.1, steps=3)
     page.wait_for_timeout(300)
     told = page.locator(f"{PLANNER} .hoverlayer .hovertext").text_content(timeout=1000)
-    assert "nvlink-3 inside a node" in told
+    assert "nvlink-3 within a node" in told
 
 
 def has_plans(rows, count):

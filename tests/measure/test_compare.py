@@ -328,7 +328,10 @@ def test_the_command_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> 
     run = ss.launch(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2, steps=5)).wait(60)
     assert cli.main(["compare", run.id]) == 0
     text = capsys.readouterr().out
-    assert "ring_reduce_scatter" in text and "Bytes, messages and model states agree." in text
+    assert (
+        "ring_reduce_scatter" in text
+        and "Bytes, messages and model states agree with the prediction." in text
+    )
     rows = ss.compare(run).rows
     for column in ("predicted", "simulated", "measured"):
         *parts, step = (getattr(row, column) for row in rows if row.group == "time" and row.part_of is None)

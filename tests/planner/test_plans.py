@@ -148,7 +148,7 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     assert "full recomputation of 3 layers per stage" in repr(plans)
     other = plans.best.layout.replace(recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plans.best.layout, other, ("one", "other")))
-    assert "(recompute_layers 3 instead of all)" in told
+    assert "(recomputed layers 3 instead of all)" in told
     plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
     assert "(recompute none instead of full" in told

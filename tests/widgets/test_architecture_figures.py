@@ -57,7 +57,7 @@ class TestMemoryKinds:
     def test_it_is_also_there_in_words(self):
         info = _memory_kinds.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
         assert _memory_kinds.memory_kinds_text(info) == (
-            "zero-1: peak memory per rank 3.3 MB; each type: 1.6 MB optimizer state, 800 kB parameters, 800 kB "
+            "zero-1: peak memory per rank 3.3 MB; by type: 1.6 MB optimizer state, 800 kB parameters, 800 kB "
             "gradients and 100 kB buffers."
         )
 
@@ -184,7 +184,7 @@ class TestGantt:
         info = _pipeline.gantt_info(trace_of(steps + slow, schedule="gpipe"))
         text = _pipeline.gantt_text(info)
         assert "step 6: 4 micro-batches" in text
-        assert "(medians: 150 ms, 20%)" in text
+        assert "(medians over all steps: 150 ms, 20%)" in text
         title = _pipeline.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
         assert title.startswith("<b>gpipe</b><br>")
         assert "step 6: waiting 20% (this step 41%), bubble 20%" in title

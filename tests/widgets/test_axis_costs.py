@@ -47,7 +47,9 @@ def test_all_axes_have_a_planned_and_a_predicted_cost_at_once(
     bubble = sum(part.value for part in waits["idle"].parts if part.name == "pipeline bubble")
     assert bubble > 0
     assert sum(info.predicted.seconds.values()) == pytest.approx(waits["communication"].value + bubble)
-    assert axis_costs_text(info).startswith(f"In the plan, the {info.planned.ranking[0]} axis costs most: ")
+    assert axis_costs_text(info).startswith(
+        f"In the plan, the {info.planned.ranking[0]} axis costs the most time: "
+    )
     table = axis_costs_table(info, DEGREES).text()
     assert "tensor 4, here 2" in table
     assert "pipeline 8, here 2; messages and bubble" in table

@@ -48,11 +48,11 @@ def test_a_diamond_stands_where_two_curves_meet_and_is_named() -> None:
     info = _communication.by_size_info(QUESTION)
     assert [(c.below, c.above) for c in info.crossings] == [("parameter-server", "tree"), ("tree", "ring")]
     figure = figures.by_size(QUESTION)
-    (diamonds,) = (trace for trace in figure.data if trace.name == "fastest algorithm changes")
+    (diamonds,) = (trace for trace in figure.data if trace.name == "fastest algorithm changes here")
     assert list(diamonds.x) == [c.value for c in info.crossings]
     named = " ".join(annotation.text for annotation in figure.layout.annotations)
-    assert "ring from 710 kB on" in named
-    assert "tree overtakes parameter server at" in _communication_plots.curves_text(info).replace(
+    assert "ring is fastest from 710 kB on" in named
+    assert "tree becomes faster than parameter server at" in _communication_plots.curves_text(info).replace(
         "Tree", "tree"
     )
 
@@ -319,7 +319,7 @@ def test_packing_is_timed_when_the_tab_is_opened_and_not_before(
     assert calculator._of_job._thread is None
     view = calculator.views["Compression"]
     calculator.tabs.selected_index = list(calculator.views).index("Compression")
-    assert "Compression is being timed" in str(view.figure.figure["layout"]["annotations"])
+    assert "Timing compression" in str(view.figure.figure["layout"]["annotations"])
     may_end.set()
     open_compression(calculator)
     assert view.figure.figure["data"]

@@ -109,7 +109,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = _compression.compression_text(info)
-    assert "sends 200 B per step (all ranks), 4 times less than uncompressed, compresses nothing" in text
+    assert "sends 200 B per step over all ranks, 4 times less than uncompressed, compresses nothing" in text
     assert "takes 150 ms instead of 300 ms per step" in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
@@ -119,7 +119,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
 def test_before_its_first_period_is_over_a_run_says_so() -> None:
     info = _compression.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
     assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
-    assert "has not finished its first local-SGD period" in _compression.compression_text(info)
+    assert "has not finished its first period of local SGD" in _compression.compression_text(info)
     assert _compression.draw_compression(info).data[0].y[1] is None
 
 

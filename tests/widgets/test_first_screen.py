@@ -184,7 +184,7 @@ class TestWhatWillHappen:
     def test_one_process_sends_nothing(self):
         text = forecast_text(preflight(ss.Job(model="mlp", data="digits", strategy="single")))
         assert "sends" not in text
-        assert "The process holds " in text
+        assert "The process needs " in text
 
     def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
@@ -192,7 +192,7 @@ class TestWhatWillHappen:
         near = "Computation takes most of the step time: 56%. Ranks spend 44% of the step idle in the pipeline bubble."
         assert told(5.0) == near
         assert told(3.0) == "The pipeline bubble takes most of the step time: 57%."
-        assert told(16.0) == "Computing takes most of a step: 80%."
+        assert told(16.0) == "Computation takes most of the step time: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):
         told = forecast_text(Preflight(None, problem="KeyError: 3"))

@@ -141,7 +141,7 @@ class TestResizer:
         assert asked == [4]
         assert "Requested: 4 ranks" in resizer.sentence.value
         resizer.show(run, 4)
-        assert "The run has 4 ranks" in resizer.sentence.value
+        assert "The run already has 4 ranks" in resizer.sentence.value
 
     @pytest.mark.parametrize(
         ("elastic", "state", "told"),

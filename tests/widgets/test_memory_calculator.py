@@ -49,7 +49,8 @@ def test_degrees_that_are_not_given_are_one():
     mine = MemoryCalculator(model="llama-3-8b", device="h100-80gb", data=8)
     assert mine.chosen_layout().num_devices == 8
     assert re.match(
-        r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", _memory_plan.memory_plan_text(mine.info)
+        r"Each device needs [\d.]+ GiB, but a device has only [\d.]+ GiB",
+        _memory_plan.memory_plan_text(mine.info),
     )
     for start in ({}, {"framework": "fsdp2"}):
         assert MemoryCalculator(**start).chosen_layout().num_devices == 1024
@@ -164,7 +165,7 @@ def test_offloading_says_what_the_host_holds(calculator):
 def test_words_and_table_tell_what_the_bars_show(calculator):
     info = calculator.info
     text = _memory_plan.memory_plan_text(info)
-    assert text.startswith("Stage 0 of 8, which uses the most memory, takes")
+    assert text.startswith("Stage 0 of 8 uses the most memory. It needs")
     sizes = [block.num_bytes for block in table_rows(info)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == pytest.approx(info.stages[0].num_bytes)
@@ -173,7 +174,7 @@ def test_words_and_table_tell_what_the_bars_show(calculator):
 
 def test_a_key_says_what_each_symbol_of_the_formulas_means(calculator):
     key = symbols_text(calculator.info)
-    assert "Ψ: parameters of a rank" in key
+    assert "Ψ: parameters on a rank" in key
     assert "V: " not in key  # no formula in the table has it
     assert key in calculator._table.value
 

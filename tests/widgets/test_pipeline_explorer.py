@@ -69,7 +69,7 @@ class TestFigure:
     def test_words_say_what_the_figure_shows(self):
         text = _schedule.schedule_text(predicted("zbv", 4, 8, F=5.0, I=5.0, W=5.0))
         assert text.startswith(
-            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms, and ranks are idle for 5.9% of it"
+            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms. Ranks are idle for 5.9% of this time"
         )
 
     def test_lines_of_ranks_and_lighter_colours_have_keys(self):
@@ -79,7 +79,7 @@ class TestFigure:
             assert name.startswith(line["name"])
             assert line["line"]["color"] in name
         keys = [trace["name"] for trace in drawn["data"] if trace["showlegend"]]
-        assert sorted(keys) == ["backward", "fainter: later stages", "forward"]
+        assert sorted(keys) == ["backward", "fainter: later stages of the rank", "forward"]
 
     def test_numbers_of_micro_batches_go_where_bars_are_too_narrow(self):
         few, many = (schedule_json(predicted("1f1b", p, m)) for p, m in ((2, 4), (16, 64)))

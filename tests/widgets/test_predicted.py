@@ -165,7 +165,7 @@ def test_steps_outside_their_interval_are_marked() -> None:
         "warning",
     ]
     assert state_of(inside) == "failed"  # bytes disagree
-    assert "outside its 90% interval: it was hot" in replace(outside, reason="it was hot").verdict
+    assert "outside the 90% prediction interval: it was hot" in replace(outside, reason="it was hot").verdict
     (good, bad, without) = overview([inside, outside, made_comparison()])
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]
@@ -211,7 +211,7 @@ class TestOutcome:
             outcome.wait(60)
         assert asked == ["a"]
         outcome.want(None)
-        assert "once it has ended" in outcome.words.value
+        assert "Once the selected run has ended" in outcome.words.value
         assert outcome.figure.layout.display == "none"
 
     def test_a_reason_takes_the_place_of_the_figure(self, asked: list[str]) -> None:
@@ -274,7 +274,7 @@ class TestOutcome:
         assert outcome.found.label == first.id
         lab.start()
         assert outcome.found is None
-        assert "once it has ended" in outcome.words.value
+        assert "Once the selected run has ended" in outcome.words.value
         lab.shown = [first.id]
         outcome.wait(60)
         assert asked == [first.id, first.id]

@@ -72,7 +72,7 @@ def test_a_recorded_step_replaces_bytes_and_times(info, prediction):
     assert measured.layers == info.layers
     assert set(measured.seconds) == {axis_of(event.kind) for event in step.events} - {None}
     told = rank_mesh_text(info, measured)
-    assert (told.count("predicted step"), told.count("measured step"), told.count("take longest")) == (
+    assert (told.count("predicted step"), told.count("measured step"), told.count("takes longest")) == (
         1,
         1,
         1,

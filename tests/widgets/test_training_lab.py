@@ -92,7 +92,7 @@ class TestChoosing:
         forecast.wait(60)
         text = forecast.line.value
         assert "for 200 steps, once the ranks have started." in text
-        assert "Each rank sends 882 kB per step and holds " in text
+        assert "Each rank sends 882 kB per step and needs " in text
         assert "they fit. Comput" in text or "they fit. Communication" in text
         assert forecast.anyway.layout.display == "none"
 
@@ -145,7 +145,7 @@ class TestRunning:
         assert "Slower" not in status_text(entry, entry.trace.step_time_s / 1.9)
         text = status_text(entry, entry.trace.step_time_s / 2.1)
         assert "Slower than predicted: 6" in text
-        assert "other programs keep the machine busy (load 13 on " in text
+        assert "Other programs keep the machine busy: load 13 on " in text
         monkeypatch.setattr("psutil.getloadavg", lambda: (2.0, 9.0, 5.0))
         assert "busy" not in status_text(entry, entry.trace.step_time_s / 2.1)
         finish_steps(lab, lab.run, 8)

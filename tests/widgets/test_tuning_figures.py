@@ -124,7 +124,7 @@ def test_importances_say_what_they_need():
     assert "need 20 complete trials; so far there are 13" in _importances.importances_text(many)
     told = _importances.importances_info({"batch": 0.2, "optimizer.lr": 0.8}, objective="loss", trials=9)
     assert told.names == ("optimizer.lr", "batch")
-    assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)
+    assert "optimizer.lr matters most (80% of the variance)" in _importances.importances_text(told)
 
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)

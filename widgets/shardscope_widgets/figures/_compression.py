@@ -171,7 +171,7 @@ def _sentence(run: CompressedRun) -> str:
                 f"takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)} per step"
             )
         own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
-        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, instead of {other} uncompressed")
+        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
     return f"{run.label} {listed(parts)}."
 
 

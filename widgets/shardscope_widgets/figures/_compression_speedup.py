@@ -190,7 +190,8 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         ends = info.threshold or info.bandwidths[0], min(info.crossing, info.bandwidths[-1])
         shapes.append(_band(*ends))
         notes.append(
-            _note("gain below the<br>prediction error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4}
+            _note("gain below the<br>prediction error", ends[0], 0.0, theme.GREY)
+            | {"xanchor": "left", "xshift": 4}
         )
     if info.bandwidths[-1] < info.crossing < inf:
         notes.append(

@@ -83,7 +83,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         "Framework that trains the model: only layouts that it supports are searched, except on axes held fixed.",
         values=(("set by the layout", ""), *named(SOFTWARE)),
     )
-    unshipped = t.Bool(False, help="Also search settings that the framework does not ship.")
+    unshipped = t.Bool(False, help="Also search settings that the framework does not support.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(

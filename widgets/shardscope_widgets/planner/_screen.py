@@ -245,7 +245,7 @@ _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"software='([^']*)' (is assumed [^;]*); give software=\.\.\. for another": (
         r"the framework \1 \2; choose another under Framework"
     ),
-    r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
+    r"(supports, )plan with software='[^']*' and leave these axes out of fix": (
         r"\1untick the box above and do not hold these axes fixed"
     ),
     r"leave (zero|these axes) out of fix": r"do not hold \1 fixed",
