@@ -81,10 +81,10 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     assert info.is_telling
     text = _compression.compression_text(info)
     assert (
-        "ring-int8-mlp run sends 200 B per step over all ranks, 4 times less than uncompressed, spends 36 ms per step "
-        "on compression" in text
+        "ring-int8-mlp run sends 200 B per step over all ranks, 4 times less than uncompressed and spends 36 ms per "
+        "step on compression" in text
     )
-    assert "takes 186 ms instead of 300 ms per step" in text
+    assert "A step takes 186 ms instead of 300 ms." in text
 
 
 def test_the_figure_has_bars_for_bytes_and_parts_and_a_line_for_what_is_owed() -> None:
@@ -109,8 +109,10 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = _compression.compression_text(info)
-    assert "sends 200 B per step over all ranks, 4 times less than uncompressed, compresses nothing" in text
-    assert "takes 150 ms instead of 300 ms per step" in text
+    assert (
+        "sends 200 B per step over all ranks, 4 times less than uncompressed and compresses nothing" in text
+    )
+    assert "A step takes 150 ms instead of 300 ms." in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
     assert row.per_second == pytest.approx(8 / 0.15)
@@ -129,7 +131,7 @@ def test_each_run_is_held_against_the_uncompressed_one_of_its_own_strategy_and_r
     info = _compression.compression_info([ring, packed, other])
     assert [run.label for run in info.runs] == [other.label, packed.label], "the ring is nobody's measure"
     assert info.runs[1].ratio == 9
-    assert "takes 300 ms instead of 600 ms per step" in _compression.compression_text(info)
+    assert "A step takes 300 ms instead of 600 ms." in _compression.compression_text(info)
     assert _compression.compression_info([ring, packed]).runs[0].ratio is None
     assert "instead of" not in _compression.compression_text(_compression.compression_info([ring, packed]))
 
@@ -141,7 +143,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
     assert "4 times less than uncompressed" in alone
     assert "instead of" not in alone
     both = _compression.compression_info([fast, packed, slow])
-    assert "takes 300 ms instead of 1 s per step" in _compression.compression_text(both)
+    assert "A step takes 300 ms instead of 1 s." in _compression.compression_text(both)
     assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
         "the unpaced run is nobody's measure"
     )

@@ -331,7 +331,7 @@ def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
         lab.refresh()
     assert lab._duration.seconds == preflight(lab.job()).run_time_s
     assert (
-        f"5 trials with {about(5 * lab._duration.seconds)} of training, predicted for"
+        f"in 5 trials: {about(5 * lab._duration.seconds)} of training, predicted for"
         in lab.screen.settings.summary
     )
 

@@ -46,7 +46,7 @@ class CommunicationInputs(t.HasTraits):
     overlap = own_trait(
         0.0,
         "Overlap",
-        "Fraction of the computation that can hide communication, 0 to 1.",
+        "Fraction of the computation that communication can overlap with, 0 to 1.",
         least=0,
         most=1,
         step=0.05,

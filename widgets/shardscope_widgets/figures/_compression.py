@@ -24,7 +24,7 @@ from shardscope_widgets.figures._ghosts import Gap, Ghost, diamonds, largest_gap
 from shardscope_widgets.figures._timeline import COMPUTE
 from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.trace import Trace, TraceSpan, named_apart
-from shardscope_widgets.words import bytes_text, duration_text, listed, plural
+from shardscope_widgets.words import bytes_text, duration_text, plural
 
 CODEC = "codec"
 PARTS = (
@@ -163,16 +163,14 @@ def compression_text(info: CompressionInfo) -> str:
 
 
 def _sentence(run: CompressedRun) -> str:
-    parts = [_bytes_words(run), _codec_words(run)]
+    told = [f"{run.label} {_bytes_words(run)} and {_codec_words(run)}."]
     plain = run.plain
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
-            parts.append(
-                f"takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)} per step"
-            )
+            told.append(f"A step takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)}.")
         own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
-        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
-    return f"{run.label} {listed(parts)}."
+        told.append(f"Its {FIGURES['loss_mean'].label} is {own}, versus {other} uncompressed.")
+    return " ".join(told)
 
 
 def _bytes_words(run: CompressedRun) -> str:

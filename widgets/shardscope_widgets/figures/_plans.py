@@ -280,7 +280,7 @@ def terms(info: TermsInfo) -> Spec:
         for kind in KINDS
     ]
     layout, height = _terms_layout(), 174 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB per device (of {info.capacity_gib:.1f} for tensors)"
+    title, text = layout["xaxis2"]["title"], f"GiB per device ({info.capacity_gib:.1f} for tensors)"
     return {
         "data": data,
         "layout": layout

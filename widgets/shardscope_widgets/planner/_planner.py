@@ -135,7 +135,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         }
         self.screen = PlannerScreen(self.controls, TrainedPlan(self._guard))
         ready_s = START_S + ENOUGH * STEPS_S[0]  # until it says which axis costs most
-        self.screen.train.description = f"Train a small version of it: about {ready_s:.0f} s"
+        self.screen.train.description = f"Train a small version of this plan: about {ready_s:.0f} s"
         t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two

@@ -163,7 +163,7 @@ class PlannerScreen:
         self.numbers.value = _numbers_html(numbers, is_full=is_tight)
         failures = _plan_answer.failures(plans, plan)
         work = work_text(plans.global_batch, plans.asked.model.seq)
-        text = f"Layout: {short(plan.layout)}.\nBatch: {work}.\n{advice(plans)} {failures}"
+        text = f"Layout: {short(plan.layout)}.\nPer step: {work}.\n{advice(plans)} {failures}"
         self.advice.value = words_html(text)
         self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)

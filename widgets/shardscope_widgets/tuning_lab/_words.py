@@ -48,15 +48,17 @@ def plan_text(
     if known >= trials:
         return f"Searches {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
     goes = (
-        f"The study has {known} of {trials} trials; Continue runs the others"
+        f"Searches {what}. The study has {known} of {trials} trials; Continue runs the others"
         if known
-        else plural(trials, "trial")
+        else f"Searches {what} in {plural(trials, 'trial')}"
     )
     if trial_s is not None:
         in_turn = " if run one after another" if parallel > 1 else ""
         took = about(trial_s * (trials - known))
-        goes += f" with {took} of training{in_turn}, predicted for the current job, plus the time to start each trial"
-    return f"Searches {what}. {goes}. {each}"
+        goes += (
+            f": {took} of training{in_turn}, predicted for the current job, plus the time to start each trial"
+        )
+    return f"{goes}. {each}"
 
 
 def baselines_text(definition: Definition) -> str:
