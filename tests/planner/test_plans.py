@@ -151,10 +151,10 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     assert "(recomputed layers 3 instead of all)" in told
     plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
-    assert "(recompute none instead of full" in told
+    assert "(recomputation none instead of full" in told
     saved = next(line for line in told.splitlines() if line.startswith("Recomputing activations"))
     assert re.fullmatch(
-        r"Recomputing activations: [\d.]+ µs less \(recompute none instead of full\)\.", saved
+        r"Recomputing activations: [\d.]+ µs less \(recomputation none instead of full\)\.", saved
     )
     assert "recompute_layers" not in told
 

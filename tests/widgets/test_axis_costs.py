@@ -129,7 +129,7 @@ def test_a_small_run_is_followed_from_its_start_to_its_end(
         for step in (1, 2):
             run.write(step_events("ring", 8, step))
             shown._beat()
-            assert f"Step {step} of {rehearsal.job.steps} is over" in shown.status.value
+            assert f"Step {step} of {rehearsal.job.steps} is done" in shown.status.value
             assert ("as measured (1 step)." in shown.costs.value) == (step == 2)
         assert not shown.stop.disabled
         run.state = "completed"

@@ -170,7 +170,7 @@ def test_steps_outside_their_interval_are_marked() -> None:
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]
     assert without[-3:] == ["-", "20 ms", "-75%"]
-    said = "90% interval of the predicted step: 4 ms to 7 ms; the measured time is outside."
+    said = "The measured time of a step is outside the 90% prediction interval, 4 ms to 7 ms."
     assert said in repr(outside)
     assert said in outside._repr_html_()
     assert "90% interval" not in repr(made_comparison())

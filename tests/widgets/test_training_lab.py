@@ -93,7 +93,7 @@ class TestChoosing:
         text = forecast.line.value
         assert "for 200 steps, once the ranks have started." in text
         assert "Each rank sends 882 kB per step and needs " in text
-        assert "they fit. Comput" in text or "they fit. Communication" in text
+        assert "on this machine. Comput" in text or "on this machine. Communication" in text
         assert forecast.anyway.layout.display == "none"
 
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
@@ -152,7 +152,7 @@ class TestRunning:
         lab.run.state = "completed"
         lab.refresh()
         text = status_text(entry, entry.trace.step_time_s / 2.1)
-        assert "other programs kept the machine busy (load 13 on " in text  # as last seen during the run
+        assert "Other programs kept the machine busy: load 13 on " in text  # as last seen during the run
         assert "busy" not in status_text(replace(entry, busy_load=0.0), entry.trace.step_time_s / 2.1)
 
     def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):

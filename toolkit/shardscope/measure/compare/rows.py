@@ -497,10 +497,7 @@ def _memory(
     except SpecError as error:
         notes.append(f"There is no simulated memory: {error}")
         return {}
-    notes.append(
-        "The simulation allocates the predicted memory of each type at the simulated times; its peak is the largest "
-        "sum."
-    )
+    notes.append("Simulated memory is the predicted memory of each type, allocated at the simulated times.")
     found = {
         ("memory", kind): float(max(point.held[place] for point in step.memory))
         for place, kind in enumerate(MEMORY_KINDS)

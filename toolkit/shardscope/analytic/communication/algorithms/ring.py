@@ -75,7 +75,7 @@ RING = Algorithm(
     title="ring",
     since=2009,
     source=_SOURCE,
-    about="Every worker sends 1/W of the tensor to its neighbour, in W-1 rounds that sum and W-1 rounds that distribute.",
+    about="Every worker sends 1/W of the tensor to its neighbour, in W-1 rounds that sum and W-1 that distribute.",
     costs={op: _around(op, 1) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + 2(W−1)/W · S/B + (W−1)/W · S/γ",
