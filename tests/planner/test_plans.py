@@ -152,9 +152,9 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
     assert "(recomputation none instead of full" in told
-    saved = next(line for line in told.splitlines() if line.startswith("Recomputing activations"))
+    saved = next(line for line in told.splitlines() if line.startswith("Recomputation of activations"))
     assert re.fullmatch(
-        r"Recomputing activations: [\d.]+ µs less \(recomputation none instead of full\)\.", saved
+        r"Recomputation of activations: [\d.]+ µs less \(recomputation none instead of full\)\.", saved
     )
     assert "recompute_layers" not in told
 

@@ -38,7 +38,7 @@ def test_each_kind_of_group_names_its_link_as_predictions_take_it():
     assert "The 4 pipeline stages communicate over infiniband-ndr between nodes (50 GB/s)." in text
     wide = _plan_mesh.plan_mesh_text(_plan_mesh.mesh_info(CLUSTER, Layout(tensor=4, data=8, global_batch=8)))
     assert (
-        "Data groups of 8 use infiniband-ndr between nodes, 100 GB/s." in wide
+        "Data groups of 8 communicate over infiniband-ndr between nodes (100 GB/s)." in wide
     )  # two ranks of a node, two ports
 
 
