@@ -117,7 +117,7 @@ function sentence(step, e) {
   const took = e.end > e.start ? `, in ${timeText(e.end - e.start)}` : "";
   if (e.peer >= 0) {
     const kind = plain(e.kind), [part, round] = e.phase.split(/, (.*)/s);
-    const where = [kind, round && kind.endsWith(part) ? round : e.phase].filter(Boolean).join(kind.endsWith(part) ? ", " : ": ");
+    const where = round && kind.endsWith(part) ? `${kind}, ${round}` : [kind, e.phase].filter(Boolean).join(": ");
     return `${capital(nameOf(step, e.rank))} sends ${e.item}, ${bytesText(e.bytes)}, to ${nameOf(step, e.peer)}${took} (${where}).`;
   }
   const item = e.item ? ` of ${e.item}` : "";
