@@ -185,7 +185,7 @@ def test_damaged_constants_are_no_constants(run: ss.Run, calibration: object, sp
 
 def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> None:
     written(run, load_at_end=10.2, load=0.4, step_time_s=1e-6, interval=[5e-7, 2e-6])
-    note = "The machine's load was 0.4 on"
+    note = "System load: 0.4 on"
     found = ss.compare(run)
     assert note in found.conditions
     assert "10.2 at the end of the run. Other programs" in found.conditions

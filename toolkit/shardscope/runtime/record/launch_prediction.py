@@ -190,11 +190,11 @@ class LaunchPrediction(NamedTuple):
         Args:
             num_ranks: Number of ranks of the run, which are part of the load at its end.
         """
-        at_end = "" if self.load_at_end is None else f", and {self.load_at_end:.1f} at the end of the run"
+        at_end = "" if self.load_at_end is None else f", {self.load_at_end:.1f} at the end of the run"
         cores = "" if self.cores is None else f" on {self.cores:g} cores"
         text = (
             f"Predicted at launch, with constants of {self.constants}. "
-            f"The machine's load was {self.load:.1f}{cores} at launch{at_end}."
+            f"System load: {self.load:.1f}{cores} at launch{at_end}."
         )
         if self.busy_load(num_ranks):
             text += f" {BUSY.capitalize()}, which makes steps slower than predicted."
