@@ -29,9 +29,9 @@ NEAR = 0.01
 """Offset added to the relative excess over the fastest time, so that a logarithmic axis can show the fastest layout."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
-    "devices": "degrees do not divide the number of devices",
+    "devices": "degrees do not divide device count",
     "data": "number of replicas not allowed",
-    "heads": "tensor degree does not divide the attention heads",
+    "heads": "tensor degree does not divide the heads",
     "kv-heads": "tensor degree does not suit key-value heads",
     "ffn": "tensor degree does not divide the feed-forward layer",
     "layers": "more stages than layers",
@@ -39,13 +39,13 @@ REASON_NAMES = {
     "experts": "experts or replicas do not divide evenly",
     "batch": "replicas do not divide the batch",
     "micro-batch": "micro-batch does not divide the batch",
-    "schedule": "stages, layers or micro-batches do not suit the schedule",
+    "schedule": "schedule does not suit this layout",
     "no pipeline": "duplicate: no pipeline to schedule",
     "sequence-parallel": "sequence parallelism not possible",
     "ZeRO in a pipeline": "framework does not support pipelines with this ZeRO stage",
     "ZeRO with offload": "framework does not offload with this ZeRO stage",
     "recomputation with offload": "framework offloads inputs of recomputed layers only",
-    "no replicas": "duplicate: only one replica, so no sharding",
+    "no replicas": "duplicate: nothing to shard over",
     "no recomputation": "duplicate: nothing to recompute",
     "recompute-layers": "duplicate: same number of recomputed layers",
     "no job": "no job has this combination of settings",
