@@ -229,11 +229,11 @@ def rank_mesh_text(*infos: RankMeshInfo) -> str:
     degrees = " × ".join(f"{axis} {size}" for axis, size in shown.axes if size > 1)
     text = f"{shown.label} on {shown.world_size} ranks: {degrees}. "
     if not shown.sent:
-        return f"{text}It is being predicted; its first step is still running."
+        return f"{text}Its first step is still running, and its prediction is being computed."
     text += " ".join(map(_sentence, infos))
     first, *others = _by_cost(shown)
     if others and shown.seconds.get(first):
-        text += f" Messages along the {first} axis take longest."
+        text += f" Communication along the {first} axis takes longest."
     if shown.num_steps:
         text += " Measured times are those of the rank that waits least."
     return text
