@@ -2,6 +2,7 @@
 
    node memory.mjs PAGE ROOT ASKED, where ROOT holds the files of Python, and ASKED are the libraries and panels */
 
+import crypto from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
@@ -40,6 +41,14 @@ for size in (480, *range(1, 513, 8)):  # what was freed holds old bytes, and wou
 del size
 `;
 
+/** Let random numbers and clocks give the same values each time, so that the memory has the same bytes. */
+function standStill() {
+  let ticks = 0;
+  crypto.randomFillSync = (view) => view.fill(1);
+  performance.now = () => ++ticks / 1000;
+  Date.now = () => Math.floor(1e12 + ++ticks / 1000);
+}
+
 /** Set all freed memory to zero: take every free block below the top, the large ones first. */
 function zeroFreed(module) {
   const [top, taken] = [module._sbrk(0), []];
@@ -65,6 +74,7 @@ function* filesIn(folder) {
 const write = (name, bytes) => writeFileSync(join(page, "python", name), gzipSync(bytes, { level: 9 }));
 
 try {
+  standStill();
   const { start, put } = await import(join(page, "start.js"));
   const env = { PYTHONHASHSEED: "0", PYTHONNODEBUGRANGES: "1" }; // the same bytes each time, and no columns of code
   const pyodide = await start(libraries, { _makeSnapshot: true, env });
