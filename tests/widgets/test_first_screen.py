@@ -186,12 +186,15 @@ class TestWhatWillHappen:
         assert "sends" not in text
         assert "The process holds " in text
 
-    def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
+    def test_waiting_in_a_pipeline_is_named_and_not_called_the_bubble_which_is_a_mean_over_ranks(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
         told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
-        near = "Computing takes most of a step: 56%, and ranks spend 44% of it idle in the pipeline's bubble."
-        assert told(5.0) == near
-        assert told(3.0) == "The pipeline's bubble takes most of a step: 57%."
+        assert told(5.0) == (
+            "Computing takes most of a step: 56%, and waiting for other stages 44%, on the rank that computes longest."
+        )
+        assert told(3.0) == (
+            "Waiting for other stages takes most of a step: 57%, on the rank that computes longest."
+        )
         assert told(16.0) == "Computing takes most of a step: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 MARGIN = 1.15
 """Smallest predicted speed-up that exceeds the error of predictions."""
 ERROR = f"the prediction error ({MARGIN - 1:.0%})"
+_TIMED = (
+    "The time of compression was measured on this machine; other predictions of the job estimate it, so their step may "
+    "differ slightly."
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,10 @@ class Worth(Shown):
     def recommended(self) -> PredictedStep:
         """The fastest step whose method's loss increase is within its tolerance."""
         return min(self.harmless, key=lambda step: step.step_s)
+
+    def step_with(self, compression: Compression) -> PredictedStep | None:
+        """Return the step with a method; None if it is not predicted."""
+        return next((step for step in self.steps if step.compression == compression), None)
 
     def speedup(self, step: PredictedStep) -> float:
         """Return how many times faster a step is than the uncompressed step."""
@@ -330,7 +338,8 @@ class Worth(Shown):
     @property
     def sentences(self) -> list[str]:
         """The sentences on the prediction, starting with the limit."""
-        return [*filter(None, [self.limit, self.verdict, self.found, f"Losses: {MEASURED_ON}."])]
+        timed = _TIMED if self.of else ""
+        return [*filter(None, [self.limit, self.verdict, self.found, timed, f"Losses: {MEASURED_ON}."])]
 
     def _shown(self) -> list[Part]:
         rows = [
