@@ -182,14 +182,16 @@ def test_the_search_for_a_rate_moves_towards_lower_losses_until_the_best_lies_in
 
 def test_progress_counts_runs_and_tells_the_time_left() -> None:
     progress = SweepProgress(shown=False)
-    progress.expect(80)
+    progress.expect(80, 80.0)
     assert progress.line().endswith(" run 1 of about 80 or fewer")
     for _ in range(20):
-        progress.count()
+        progress.count(1.0)
     progress._pace._began -= 40
-    assert progress.line().endswith(" run 21 of about 80 or fewer, up to 2 min left")
-    progress.expect(2)
-    assert progress.line().endswith(" run 21 of about 22 or fewer, up to 4 s left")
+    assert progress.line().endswith(" run 21 of about 80 or fewer, about 2 min left")
+    progress.expect(60, 15.0)  # larger batches have fewer steps
+    assert progress.line().endswith(" run 21 of about 80 or fewer, about 30 s left")
+    progress.expect(2, 2.0)
+    assert progress.line().endswith(" run 21 of about 22 or fewer, about 4 s left")
     assert progress.last_line(40.0) == (
         "20 runs in 40 s; 60 fewer than planned, because they could not change the result"
     )

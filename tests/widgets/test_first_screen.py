@@ -189,12 +189,9 @@ class TestWhatWillHappen:
     def test_waiting_in_a_pipeline_is_named_and_not_called_the_bubble_which_is_a_mean_over_ranks(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
         told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
-        assert told(5.0) == (
-            "Computing takes most of a step: 56%, and waiting for other stages 44%, on the rank that computes longest."
-        )
-        assert told(3.0) == (
-            "Waiting for other stages takes most of a step: 57%, on the rank that computes longest."
-        )
+        longest = ", on the rank that computes longest."
+        assert told(5.0) == f"Computing takes most of a step: 56%, and waiting for other stages 44%{longest}"
+        assert told(3.0) == f"Waiting for other stages takes most of a step: 57%{longest}"
         assert told(16.0) == "Computing takes most of a step: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):

@@ -208,6 +208,7 @@ class TestPayoff:
         assert panel.said.value.endswith("Its mean loss ended at 1.902 instead of 1.9: 0.1% higher.</div>")
         assert "measured" in [trace.get("name") for trace in panel.figure.traces]
         assert panel.found.limit in panel.words.value
+        assert "other predictions of the job estimate it" in panel.words.value
         assert panel.figure.layout.display is None
 
     def test_the_loss_of_a_run_that_was_stopped_early_is_no_price(self):

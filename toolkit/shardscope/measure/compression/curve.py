@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 MARGIN = 1.15
 """Smallest predicted speed-up that exceeds the error of predictions."""
 ERROR = f"the prediction error ({MARGIN - 1:.0%})"
-_TIMED = (
-    "The time of compression was measured on this machine; other predictions of the job estimate it, so their step may "
-    "differ slightly."
-)
 
 
 @dataclass(frozen=True)
@@ -338,8 +334,7 @@ class Worth(Shown):
     @property
     def sentences(self) -> list[str]:
         """The sentences on the prediction, starting with the limit."""
-        timed = _TIMED if self.of else ""
-        return [*filter(None, [self.limit, self.verdict, self.found, timed, f"Losses: {MEASURED_ON}."])]
+        return [*filter(None, [self.limit, self.verdict, self.found, f"Losses: {MEASURED_ON}."])]
 
     def _shown(self) -> list[Part]:
         rows = [

@@ -105,7 +105,7 @@ def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
     found = explanation(step, job, predict, cores=_cores(run))
-    return replace(found, change=None if found.change is None else _launched_change(run, found.change))
+    return replace(found, change=None if found.change is None else _launched_change(run, job, found.change))
 
 
 def _on_same_split(run: Run, changed: Job) -> Job:
@@ -116,9 +116,9 @@ def _on_same_split(run: Run, changed: Job) -> Job:
     return with_split(changed, run.reduced().split) if changed.strategy == run.job.strategy else changed
 
 
-def _launched_change(run: Run, change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a change with the split that its prediction has."""
-    changed = run.job.replace(**change, name=None)
+def _launched_change(run: Run, job: Job, change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a change of a run's job with the split that its prediction has."""
+    changed = job.replace(**change, name=None)
     same = _on_same_split(run, changed)
     return change if same is changed else {**change, "strategy": same.strategy}
 
@@ -161,7 +161,9 @@ def second_remedy(run: Run, found: Explanation) -> tuple[str, Mapping[str, Any]]
     for loss in found.losses[1:]:
         change = untried_change(loss.cause, run.job) if loss.share >= LEAST_LOSS else None
         if change is not None:
-            return words.second_text(found.losses, loss, change, run.job), _launched_change(run, change)
+            return words.second_text(found.losses, loss, change, run.job), _launched_change(
+                run, run.job, change
+            )
     return None
 
 
