@@ -221,7 +221,7 @@ calibration
 
 # %% [markdown]
 # In the panel at the top of this page, choose your model and cluster first. Then choose the plan that you ran,
-# enter its *Measured step time (s)*, and press *Use it*: all plans are predicted and ranked again. In code, that is
+# enter its *Measured step time (s)*, and press *Calibrate*: all plans are predicted and ranked again. In code, that is
 # `planner.measure(60.5)`, and `planner.forget()` undoes it.
 #
 # `rows` may also be a CSV file, a data frame, or a log of Megatron or torchtitan. From three layouts, the calibration

@@ -168,7 +168,7 @@ say(
 # %% [markdown]
 # ## Train what the planner proposes
 #
-# The Planner ranks layouts for a cluster that you may not have. Its button *Train this plan small* trains a small model
+# The Planner ranks layouts for a cluster that you may not have. Its button *Train a small version* trains a small model
 # with the chosen plan's axes, on real ranks of this machine, and shows which axis costs most, in the plan and as
 # measured here. In code, `plans.rehearsal` returns the small job and the emulated cluster: `ss.predict` predicts their
 # step, as here, and `ss.launch(rehearsal.job, rehearsal.cluster)` trains it.
@@ -191,7 +191,7 @@ figures.rank_mesh(small)
 # %% [markdown]
 # ## Try next
 #
-# - Open `Lab(tab="Plan")` from `shardscope_widgets`, choose a model and a cluster, and press *Train this plan small*.
+# - Open `Lab(tab="Plan")` from `shardscope_widgets`, choose a model and a cluster, and press *Train a small version*.
 # - Choose *mesh* under Strategy in `TrainingLab()`, and change the number of ranks along each axis: the prediction
 #   changes at once.
 # - Train on a larger batch: along which axis does a rank send more?

@@ -356,7 +356,7 @@ def test_a_step_of_few_tokens_is_fullest_as_its_backward_pass_ends_or_in_the_upd
     assert fsdp2["saved by layers"].value == 0
     assert "whose backward pass is over" in fsdp2["saved by layers"].formula
     assert deepspeed["activations"].value == 0
-    assert deepspeed["gradients of the update"].value == pytest.approx(6 * model.num_params / 2 + 2 * 5e8)
+    assert deepspeed["gradients during the update"].value == pytest.approx(6 * model.num_params / 2 + 2 * 5e8)
 
 
 def test_a_pipeline_of_deepspeed_keeps_outputs_until_their_backward_pass() -> None:

@@ -48,15 +48,15 @@ def test_an_elastic_run_is_resized_from_the_lab_and_its_curves_say_so(lab):
     resizer = shown.locator(".ss-resize")
     notebook.until("lab.run is not None and lab.run.reduced().last_step > 3", True)
     resizer.get_by_label("Ranks", exact=True).select_option("3")
-    resizer.get_by_text("3 ranks load it and take the next step").wait_for()
+    resizer.get_by_text("3 ranks load this state and continue").wait_for()
     resizer.get_by_role("button", name="Resize").click()
     notebook.until("[lab.run.world_size, lab.problem]", [3, ""])
-    resizer.get_by_text("The run has 3 ranks").wait_for()
+    resizer.get_by_text("The run already has 3 ranks").wait_for()
     shown.get_by_role("tab", name="Live").click()
     shown.locator(".js-plotly-plot .annotation-text", has_text="3 ranks").first.wait_for()
     press(shown, "Stop")
     shown.get_by_role("tab", name="Faults").click()
-    resizer.get_by_text("it can no longer be resized").wait_for()
+    resizer.get_by_text("it cannot be resized").wait_for()
     assert resizer.get_by_role("button", name="Resize").is_disabled()
 
 

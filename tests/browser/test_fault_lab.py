@@ -31,7 +31,7 @@ def test_a_rank_broken_from_the_lab_is_named_and_recovered_and_its_lost_steps_ar
     page = notebook.page
     page.locator(LAB).get_by_role("tab", name="Faults").click()
     breaker, view = page.locator(f"{LAB} .ss-break"), page.locator(f"{LAB} .ss-faults-view")
-    breaker.get_by_text("Launch a run, and break it here while it trains").wait_for()
+    breaker.get_by_text("Launch a run, and inject faults here while it trains").wait_for()
 
     page.locator(f"{LAB} .ss-buttons button", has_text="Start").click()
     breaker.get_by_label("Rank", exact=True).select_option("2")

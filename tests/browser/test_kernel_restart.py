@@ -42,7 +42,7 @@ def test_a_run_that_ended_with_its_kernel_says_so_and_goes_on_by_one_click(noteb
     lab.restart_kernel()
     lab.run_all()
     status(lab, "was stopped")
-    status(lab, "The kernel or program that launched it ended, and its runs end with it.")
+    status(lab, "It ended with the kernel or program that launched it.")
     offer = page.locator(f"{RESUME}:visible", has_text=button).first
     offer.wait_for(timeout=60_000)
     offer.click()

@@ -56,7 +56,7 @@ def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_plac
     advice.locator("button", has_text="Run it").click()
     advice.locator("button", has_text="Will run when this run ends or is stopped").wait_for()
     height = advice.bounding_box()["height"]
-    advice.get_by_text("has started; the explanation follows").wait_for()
+    advice.get_by_text("has started. Where its step time goes is shown here").wait_for()
     assert advice.bounding_box()["height"] >= height
     assert lab.kernel("[[run.state for run in lab.runs][1:], lab.run.baseline == lab.runs[1].id]") == [
         ["completed"],

@@ -70,7 +70,7 @@ def test_the_verdict_stays_in_view_beside_what_changes_it(notebook, tmp_path):
     notebook.open(tmp_path / "narrow.ipynb").run_all()
     page = notebook.page
     page.set_viewport_size({"width": 600, "height": 700})
-    verdict = page.locator(f"{PLANNER} .ss-status", has_text="Yes: gpt3-175b fits")
+    verdict = page.locator(f"{PLANNER} .ss-status", has_text="gpt3-175b fits")
     verdict.wait_for(timeout=60_000)
     page.locator(f"{PLANNER} .ss-measured").scroll_into_view_if_needed()
     eventually(page, partial(is_at_the_top, verdict))
@@ -87,7 +87,7 @@ def a_square_names_its_links(page):
     page.mouse.move(box["x"] + box["width"] * 0.02, box["y"] + box["height"] * 0.1, steps=3)
     page.wait_for_timeout(300)
     told = page.locator(f"{PLANNER} .hoverlayer .hovertext").text_content(timeout=1000)
-    assert "nvlink-3 inside a node" in told
+    assert "nvlink-3 within a node" in told
 
 
 def has_plans(rows, count):

@@ -51,7 +51,7 @@ def test_arrow_keys_move_between_events_and_home_and_end_to_the_ends(page):
     assert value(page, "position") < at
     page.keyboard.press("End")
     assert value(page, "position") == 1
-    assert "The step is over." in page.locator(".now").inner_text()
+    assert "The step is complete." in page.locator(".now").inner_text()
     page.keyboard.press("Space")
     assert value(page, "playing") is True
     page.keyboard.press("Space")

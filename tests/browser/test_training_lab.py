@@ -82,7 +82,7 @@ def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     player.get_by_role("button", name="Play (space)").click()
     player.get_by_role("button", name="Pause").wait_for(timeout=120_000)
     player.press("End")
-    player.locator(".now", has_text="The step is over.").wait_for(timeout=120_000)
+    player.locator(".now", has_text="The step is complete.").wait_for(timeout=120_000)
     notebook.until("lab.screen.player.position", 1.0)
 
 

@@ -117,7 +117,7 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     assert click(opened, ["on the front", "dominated"], 0)
     a_row_stays_where_it_is(page)
     press(opened, "Open run")
-    page.locator(f"{LAB} .ss-words", has_text="Each row has computation above").wait_for(timeout=120_000)
+    page.locator(f"{LAB} .ss-words", has_text="In each row, computation is above").wait_for(timeout=120_000)
     press(opened, "Stop")
     status(opened, "is stopped")
     opened.until("[lab.problem, lab.is_running]", ["", False])
@@ -161,7 +161,7 @@ def moved_to_another_link(notebook):
     """Tick the box: the front, the words and every trial with a time are those of the other link, without new runs."""
     page = notebook.page
     page.locator(f"{LAB} .widget-checkbox", has_text="Another link").locator("input").check()
-    told = page.locator(f"{LAB} .ss-words", has_text="Times predicted for 100 Mbit/s, 1 ms")
+    told = page.locator(f"{LAB} .ss-words", has_text="Times are predicted for 100 Mbit/s, 1 ms")
     told.wait_for(timeout=120_000)
     notebook.until("[trial.note for trial in lab.pictures._on_link if trial.note]", [])
     pairs = notebook.kernel(

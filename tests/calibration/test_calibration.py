@@ -35,7 +35,7 @@ def test_a_pair_never_measured_gets_what_similar_ones_have_in_common_and_a_wider
     other, a100 = Device.of("mi250x"), Device.of("a100-80gb")
     carried, known = Calibration.of(other, "megatron-core"), Calibration.of(a100, "megatron-core")
     assert "never measured on mi250x" in carried.note
-    assert "on other clusters of a100-80gb or devices with the same chip (a100-40gb)" in known.note
+    assert "on other clusters of a100-80gb, or of devices with the same chip (a100-40gb)" in known.note
     assert (carried.device, carried.software) == ("mi250x", "megatron-core")
     slower = Calibration.of(Device.of("t4"), "megatron-core")  # MI250X and others lie between measured peaks
     assert (np.diag(slower.covariance) > np.diag(known.covariance)).all()

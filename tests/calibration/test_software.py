@@ -154,7 +154,7 @@ def test_offloading_is_searched_only_from_the_zero_stage_that_ships_it(
     asked = ss.plan(
         model, cluster, global_batch=32, software=software, fix={"offload": offload, "zero": zero - 1}
     )
-    assert f"does not ship offload={offload!r} below zero={zero}" in asked.caveat
+    assert f"does not support offload={offload!r} below zero={zero}" in asked.caveat
 
 
 def test_activations_are_offloaded_only_where_deepspeed_recomputes_all_layers() -> None:
@@ -176,7 +176,7 @@ def test_activations_are_offloaded_only_where_deepspeed_recomputes_all_layers() 
     left_out = next(each.layout for each in every if shipped.lacks(each.layout))
     assert "without recompute='full' of all layers" in str(found.why(left_out))
     asked = search(fix=fix | {"offload": "all", "recompute": "none"})
-    assert "does not ship offload='all' without recompute='full' of all layers" in asked.caveat
+    assert "does not support offload='all' without recompute='full' of all layers" in asked.caveat
 
 
 def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() -> None:
@@ -187,12 +187,12 @@ def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() 
     assert limited.beyond.step_time_s == everything.best.step_time_s
     missing, saved = limited.beyond.lacking, 1 - everything.best.step_time_s / limited.best.step_time_s
     assert "schedule" in missing
-    told = f"only settings that Megatron-Core ships were searched; {missing}, which it does not ship, would shorten"
-    assert f"{told} the step by {saved:.0%}" in repr(limited)
-    assert f"Megatron-Core does not ship {missing}; software='megatron-core' searches only" in repr(
+    told = f"only settings that Megatron-Core supports were searched; {missing}, which it does not support, would make"
+    assert f"{told} the step {saved:.0%} shorter" in repr(limited)
+    assert f"Megatron-Core does not support {missing}; software='megatron-core' searches only" in repr(
         everything
     )
-    assert f"does not ship {missing}; name the axis in fix" in limited.why(limited.beyond.layout)
+    assert f"does not support {missing}; name the axis in fix" in limited.why(limited.beyond.layout)
     by_alias = ss.plan("gpt3-175b", cluster, global_batch=128, software="megatron", fix={"pipeline": 8})
     assert by_alias.beyond == limited.beyond
     asked = ss.plan(

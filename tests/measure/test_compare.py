@@ -221,7 +221,7 @@ def test_there_is_no_column_without_a_figure(ran: Run) -> None:
     assert with_twin.columns == ("predicted", "simulated", "measured")
     assert with_twin.frame()["simulated"].tolist()[0] == 1.5
     assert "1.5 s" in repr(with_twin) and "1.5 s" in with_twin._repr_html_()
-    assert "Simulated values are shown where they differ" in repr(with_twin)
+    assert "Simulated values are shown only where they differ" in repr(with_twin)
 
 
 def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ran: Run) -> None:
@@ -229,7 +229,10 @@ def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ra
     found = Comparison("id", "label", "this machine", tuple(rows), ())
     assert found.columns == ("predicted", "simulated", "measured")
     text = repr(found)
-    assert "The simulated step agrees with the prediction in every term, so it has no column." in text
+    assert (
+        "The simulated step equals the predicted one in every term, so the table has no column for it."
+        in text
+    )
     assert "simulated error" not in text
 
 
@@ -325,7 +328,10 @@ def test_the_command_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> 
     run = ss.launch(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2, steps=5)).wait(60)
     assert cli.main(["compare", run.id]) == 0
     text = capsys.readouterr().out
-    assert "ring_reduce_scatter" in text and "Bytes, messages and model states agree." in text
+    assert (
+        "ring_reduce_scatter" in text
+        and "Bytes, messages and model states agree with the prediction." in text
+    )
     rows = ss.compare(run).rows
     for column in ("predicted", "simulated", "measured"):
         *parts, step = (getattr(row, column) for row in rows if row.group == "time" and row.part_of is None)

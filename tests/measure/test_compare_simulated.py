@@ -123,7 +123,7 @@ def test_the_terms_of_a_residual_add_up_to_the_difference_of_the_step() -> None:
         assert [term.term for term in found.terms] == ["ring_all_gather", "forward", "idle", "rest"]
     first = compared.residual()
     assert first is not None
-    assert "4 s longer than predicted (6 s). The largest differences: ring all gather +3 s" in first.sentence
+    assert "4 s longer than predicted (6 s). The largest differences: ring all-gather +3 s" in first.sentence
 
 
 def test_a_residual_needs_a_step_with_parts_and_a_known_column() -> None:

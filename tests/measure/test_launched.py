@@ -109,7 +109,7 @@ def test_a_calibration_made_since_is_a_second_column(run: ss.Run, calibrated: Ho
         assert found["time", "step"].now != pytest.approx(known.step_time_s, rel=0.05)
         assert found["bytes", "ring_all_reduce"].now is None
         assert f"Predicted now: with constants of {calibrated.label}." in found.notes
-        assert f"(predicted: {figure(known.step_time_s, 's')})" in found.verdict
+        assert f"({figure(known.step_time_s, 's')} predicted)" in found.verdict
     assert "predicted now" in repr(found)
     assert "predicted now" in found._repr_html_()
     assert "now" in found.frame().columns
@@ -185,7 +185,7 @@ def test_damaged_constants_are_no_constants(run: ss.Run, calibration: object, sp
 
 def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> None:
     written(run, load_at_end=10.2, load=0.4, step_time_s=1e-6, interval=[5e-7, 2e-6])
-    note = "; load 0.4 on"
+    note = "System load: 0.4 on"
     found = ss.compare(run)
     assert note in found.conditions
     assert "10.2 at the end of the run. Other programs" in found.conditions
@@ -195,10 +195,10 @@ def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> No
     trace.feed(run.events())
     entry = RunEntry(run, trace, state="completed")
     text = status_text(entry, run.predicted.step_time_s if run.predicted else None)
-    assert "other programs kept the machine busy (load 10 on" in text
+    assert "Other programs kept the machine busy: load 10 on" in text
     assert status_state(entry, 1e-6) == "warning"
     assert state_of(found) == "warning"
-    assert "outside its 90% interval: other programs kept the machine busy" in found.verdict
+    assert "outside the 90% prediction interval: other programs kept the machine busy" in found.verdict
     quiet = LaunchPrediction(0.1, None, "x", is_calibrated=False, load_at_end=2.4)
     assert quiet.busy_load(2) == 0
 

@@ -184,7 +184,7 @@ def test_the_update_is_the_peak_of_stages_with_few_micro_batches_and_the_terms_s
     term = memory_term(model, layout, framework="megatron-deepspeed")
     assert [part.value for part in term.parts] == pytest.approx(held.total.tolist())
     parameters = term["stage 6"]["parameters"].value / 2
-    assert term["stage 6"]["gradients of the update"].value == pytest.approx(4 * parameters)
+    assert term["stage 6"]["gradients during the update"].value == pytest.approx(4 * parameters)
     assert term["stage 6"]["activations"].value == 0
 
 

@@ -25,28 +25,28 @@ class Said(NamedTuple):
 
 ALIKE = {
     "time of a step in the tour, as predicted and in the comparison": (
-        Said("01-tour", rf"step {N} m?s(?: \([^)]*\))?, \d+ steps"),
-        Said("01-tour", rf"\(predicted: {N} m?s\)"),
+        Said("01-tour", rf"step time {N} m?s(?: \([^)]*\))?, \d+ steps"),
+        Said("01-tour", rf"\({N} m?s predicted\)"),
     ),
     "bytes of gpt-nano round a ring of four, predicted in one notebook and counted in another": (
         Said("01-tour", rf"ring_all_reduce {N} MB 6 [\d.]+ MB exact", 2),  # sent and received by a rank, in MB
         Said("02-architectures", rf"ring-gpt-nano: the busiest link \(rank \d\) carries {N} MB per step"),
     ),
     "bubble of 1F1B with four stages and eight micro-batches": (
-        Said("02-architectures", rf"1F1B: 8 micro-batches .*? ranks are idle for {N}% of it"),
-        Said("02-architectures", rf"The bubble alone would be {N}%"),
+        Said("02-architectures", rf"1F1B: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
+        Said("02-architectures", rf"The bubble would be {N}%"),
         Said("05-pipelines", rf"1f1b \d+ ms {N}%"),
-        Said("05-pipelines", rf"\n1F1B: 8 micro-batches .*? ranks are idle for {N}% of it"),
+        Said("05-pipelines", rf"\n1F1B: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
         Said("05-pipelines", rf"Bubble: {N}%, against"),
     ),
     "bubble of GPipe": (
         Said("05-pipelines", rf"gpipe \d+ ms {N}%"),
-        Said("05-pipelines", rf"GPipe: 8 micro-batches .*? ranks are idle for {N}% of it"),
+        Said("05-pipelines", rf"GPipe: 8 micro-batches .*? Ranks are idle for {N}% of this time"),
         Said("05-pipelines", rf"against {N}% under GPipe"),
     ),
     "memory of the model with 7.5 billion parameters under ZeRO 1, printed, told and drawn": (
         Said("03-memory", rf"ZeRO 1 (?:[\d.]+ ){{5}}{N} ZeRO 2"),
-        Said("03-memory", rf"Each device takes {N} GiB"),
+        Said("03-memory", rf"Each device needs {N} GiB"),
         Said("03-memory", rf'"mode": "text", "showlegend": false, "text": \[" {N} GiB"\]'),
         Said("03-memory", rf"recompute none recompute full micro-batch 1 {N} "),
     ),
@@ -73,7 +73,7 @@ ALIKE = {
     ),
     "step of the best plan for GPT-3": (
         Said("09-planner", rf"cost of a step 1 {N} s"),
-        Said("09-planner", rf"Plan 1 takes {N} s, plan 2"),
+        Said("09-planner", rf"Plan 1 takes {N} s per step and plan 2"),
     ),
     "bytes of a compressor written in a cell, predicted and counted": (
         Said("10-bring-your-own", rf"{N} bytes a step predicted, [\d,]+ counted\*\*;"),

@@ -148,13 +148,13 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     assert "full recomputation of 3 layers per stage" in repr(plans)
     other = plans.best.layout.replace(recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plans.best.layout, other, ("one", "other")))
-    assert "(recompute_layers 3 instead of all)" in told
+    assert "(recomputed layers 3 instead of all)" in told
     plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
-    assert "(recompute none instead of full" in told
-    saved = next(line for line in told.splitlines() if line.startswith("Recomputing activations"))
+    assert "(recomputation none instead of full" in told
+    saved = next(line for line in told.splitlines() if line.startswith("Recomputation of activations"))
     assert re.fullmatch(
-        r"Recomputing activations: [\d.]+ µs less \(recompute none instead of full\)\.", saved
+        r"Recomputation of activations: [\d.]+ µs less \(recomputation none instead of full\)\.", saved
     )
     assert "recompute_layers" not in told
 

@@ -153,7 +153,7 @@ def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layou
     own["rotary_base"] = model.rotary_base  # has no effect on predictions, so logs are not read for it
     assert found.num_params == model.num_params
     assert found.replace(**own) == model
-    assert f"make {layout.data} replica" in config.remarks[1]
+    assert f"form {layout.data} replica" in config.remarks[1]
 
 
 def test_experts_and_groups_of_shards_have_flags():
@@ -207,7 +207,7 @@ def test_megatrons_remarks_say_what_no_flag_can():
     more = (6 - assumed) * 2 * LLAMA.seq * LLAMA.vocab / 2
     assert f"{gib_text(more)} on each device of the last stage" in told
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in told
-    assert "--tp-comm-overlap does." in told
+    assert "--tp-comm-overlap does this." in told
     alone = " ".join(trainer_config(LLAMA, Layout(data=8, global_batch=8), "megatron-core").remarks)
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in alone
     assert "--tp-comm-overlap" not in alone
@@ -329,7 +329,7 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
             "megatron-core",
             "plan with software='megatron-core' and leave these axes out of fix",
         ),
-        (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
+        (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not support ZeRO 3"),
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
         (
             Layout(data=3, context=2, zero=3, shard=3, global_batch=3),
@@ -340,7 +340,7 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(offload="activations"),
             "deepspeed",
-            "does not ship offload='activations' without recompute='full' of all layers; to search only",
+            "does not support offload='activations' without recompute='full' of all layers; to search only",
         ),
         (
             Layout(data=2, global_batch=2, recompute="full", recompute_layers=4, offload="activations"),
@@ -351,15 +351,15 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(data=16, zero=3, shard=8, global_batch=16),
             "deepspeed",
-            "ship ZeRO over 8 of 16 ranks; to search",
+            "support ZeRO over 8 of 16 ranks; to search",
         ),
         (
             Layout(data=2, offload="states", global_batch=2),
             "deepspeed",
-            "does not ship offload='states' below zero=3",
+            "does not support offload='states' below zero=3",
         ),
         (Layout(pipeline=3, global_batch=6), "megatron-core", "not a multiple of 3 stages"),
-        (Layout(offload="optimizer"), "megatron-core", "does not ship offload='optimizer' below zero=1"),
+        (Layout(offload="optimizer"), "megatron-core", "does not support offload='optimizer' below zero=1"),
         (Layout(precision="fp16"), "torchtitan", "use one of fp32, bf16-mixed"),
         (Layout(), "nemo", "cannot be written yet; use one of megatron-core"),
     ],

@@ -26,7 +26,7 @@ def test_a_rank_waits_for_its_own_rows_less_what_it_computes_meanwhile(slow):
     assert waiting.value == pytest.approx(found.step_time_s - without)
     assert found.time["data"].value >= waiting.value
     assert "of which" in repr(found)
-    assert "a step waiting for data" in repr(found)
+    assert "per step waiting for data" in repr(found)
 
 
 @pytest.mark.usefixtures("two_known_cores")

@@ -137,16 +137,29 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     here = HostMachine.here()
     host = host.replace(constants=(*kept, *measured), machine=here)
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
-    assert rates.per_message_s(Sent(none, one)) == pytest.approx(1e-4)
-    assert rates.per_message_s(Sent(none, all_of_them)) == pytest.approx(2e-3)
+    assert rates.per_message_s("agreement", Sent(none, one)) == pytest.approx(1e-4)
+    assert rates.per_message_s("agreement", Sent(none, all_of_them)) == pytest.approx(2e-3)
     few = int(5e-4 * rates.link)
-    carried = rates.per_message_s(Sent(3 * few + none, all_of_them))
+    carried = rates.per_message_s("agreement", Sent(3 * few + none, all_of_them))
     assert carried + few / rates.link == pytest.approx(2e-3)
     half_of_the_others = pytest.approx((1e-4 + 2e-3) / 2)
-    assert rates.per_message_s(Sent(600 * few + none, all_of_them)) == half_of_the_others
-    assert rates.per_message_s(Sent(600 * few * one, all_of_them)) == pytest.approx(1e-4), (
+    assert rates.per_message_s("agreement", Sent(600 * few + none, all_of_them)) == half_of_the_others
+    assert rates.per_message_s("agreement", Sent(600 * few * one, all_of_them)) == pytest.approx(1e-4), (
         "one link at a time"
     )
+
+
+def test_messages_of_sleeping_ranks_wait_for_those_of_their_own_group() -> None:
+    """Two groups of four tensor ranks rarely send at the same time, so their messages take as long as those of one."""
+    cluster = ss.Cluster.emulated(nodes=1, per_node=8, flops="1 GFLOP/s")
+    host = HostCalibration.shipped().replace(machine=HostMachine.here())
+    model = ss.Layout(data=2, tensor=4, micro_batch=4, global_batch=16)
+    job = ss.Job(model="gpt-nano", data="python-source", layout=model)
+    rates = RankRates.of_this_machine(job, [Work(1.0)] * 8, host, emulated=cluster)
+    sent = Sent(np.full(8, 8), np.full(8, 3))
+    assert rates.idle is not None
+    assert rates.per_message_s("tensor:all_reduce", sent) == pytest.approx(rates.idle.at(4), rel=1e-3)
+    assert rates.per_message_s("agreement", sent) == pytest.approx(rates.idle.at(8), rel=1e-3)
 
 
 @pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])

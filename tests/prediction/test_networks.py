@@ -42,7 +42,7 @@ def wire_seconds(prediction: JobPrediction) -> float:
     share = prediction.host.value("link_efficiency", transport="network")
     parts = prediction.time["communication"].parts
     fixed = sum(
-        part.inputs["messages"] * prediction.rates.per_message_s(prediction.traffic[part.name])
+        part.inputs["messages"] * prediction.rates.per_message_s(part.name, prediction.traffic[part.name])
         for part in parts
     )
     return share * (communication(prediction) - fixed)

@@ -162,9 +162,9 @@ def test_terms_say_how_many_layers_are_recomputed() -> None:
     assert sum(part.value for part in time.parts) == pytest.approx(time.value)
     saved = memory_term(MODEL, layout)["stage 0"]["activations"]["saved by layers"]
     told = saved.inputs
-    stored = told["bytes of a stored layer"] * (told["layers"] - told["recomputed layers"])
+    stored = told["bytes per stored layer"] * (told["layers"] - told["recomputed layers"])
     entries = told["recomputed layers"] * 2 * told["bs"] * told["h"] / told["t′"]
-    assert saved.value == pytest.approx(told["in flight"] * (stored + entries))
+    assert saved.value == pytest.approx(told["micro-batches in flight"] * (stored + entries))
     assert "recomputed layers × 2bsh / t′" in saved.formula
 
 

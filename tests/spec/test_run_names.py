@@ -30,7 +30,7 @@ def test_names_have_what_differs_and_leave_out_what_is_off() -> None:
         job(optimizer=rate(0.01)),
         job(optimizer=rate(0.01), compression="int8"),
     ]
-    assert run_names(jobs) == ["lr 0.1", "lr 0.01", "lr 0.01, int8"]
+    assert run_names(jobs) == ["lr 0.1", "lr 0.01", "lr 0.01 · int8"]
     assert shared_words(jobs) == "mlp on digits, ring, 2 ranks, adamw"
     assert run_names([job(), job(compression="int8")]) == ["uncompressed", "int8"]
 

@@ -57,7 +57,7 @@ class TestMemoryKinds:
     def test_it_is_also_there_in_words(self):
         info = _memory_kinds.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
         assert _memory_kinds.memory_kinds_text(info) == (
-            "zero-1: peak memory per rank 3.3 MB; each type: 1.6 MB optimizer state, 800 kB parameters, 800 kB "
+            "zero-1: peak memory per rank 3.3 MB; by type: 1.6 MB optimizer state, 800 kB parameters, 800 kB "
             "gradients and 100 kB buffers."
         )
 
@@ -184,7 +184,7 @@ class TestGantt:
         info = _pipeline.gantt_info(trace_of(steps + slow, schedule="gpipe"))
         text = _pipeline.gantt_text(info)
         assert "step 6: 4 micro-batches" in text
-        assert "(medians: 150 ms, 20%)" in text
+        assert "(medians over all steps: 150 ms, 20%)" in text
         title = _pipeline.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
         assert title.startswith("<b>gpipe</b><br>")
         assert "step 6: waiting 20% (this step 41%), bubble 20%" in title
@@ -213,9 +213,9 @@ class TestGantt:
     def test_it_is_also_there_in_words(self):
         info = _pipeline.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert _pipeline.gantt_text(info) == (
-            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks spend 20% of it "
-            "waiting. The bubble alone would be 20%, assuming stages of equal cost and backward passes twice as long "
-            "as forward ones."
+            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms. Ranks wait for 20% of this "
+            "time. The bubble would be 20% with stages of equal cost and backward passes twice as long as forward "
+            "passes."
         )
         assert "No schedule" in _pipeline.gantt_text(
             _pipeline.gantt_info(Trace("id", "run", "pipeline", world_size=2))
@@ -228,7 +228,8 @@ class TestStaleness:
         assert info.counts == ((0, 1), (1, 1), (2, 2))
         assert info.over_time == ((0.0, 2), (0.01, 1), (0.02, 2))
         assert _staleness.staleness_text(info) == (
-            "pipeline: 4 gradients in 3 updates, on average 1.2 and at most 2 updates behind, with the bound 2."
+            "pipeline: the server applied 4 gradients in 3 updates. They were 1.2 updates stale on average and 2 at "
+            "most, with a bound of 2."
         )
 
     def test_the_bound_is_a_line_in_both_halves_and_none_where_there_is_none(self):

@@ -54,7 +54,9 @@ def test_all_axes_have_a_planned_and_a_predicted_cost_at_once(
     )
     pipeline_s = duration_text(info.predicted.seconds["pipeline"])
     assert f"along the pipeline axis in {pipeline_s} with the bubble" in rank_mesh_text(ranks)
-    assert axis_costs_text(info).startswith(f"In the plan, the {info.planned.ranking[0]} axis costs most: ")
+    assert axis_costs_text(info).startswith(
+        f"In the plan, the {info.planned.ranking[0]} axis costs the most time: "
+    )
     table = axis_costs_table(info, DEGREES).text()
     assert "tensor 4, here 2" in table
     assert "pipeline 8, here 2; messages and bubble" in table
@@ -72,9 +74,9 @@ def test_the_answer_for_the_plan_is_named_where_the_small_job_has_another(
     text = axis_costs_text(info)
     assert "as measured (median of 2 steps)." in text
     differs = info.measured.ranking[0] != info.planned.ranking[0]
-    assert ("The first is the answer for the plan" in text) == differs
+    assert ("For the plan, the first of the two counts" in text) == differs
     same = axis_costs_info(replace(rehearsal, planned_axes_s=dict(info.measured.seconds)), prediction, steps)
-    assert "The first is the answer" not in axis_costs_text(same)
+    assert "the first of the two counts" not in axis_costs_text(same)
 
 
 def test_table_and_paragraph_have_one_measured_step(rehearsal: Rehearsal, prediction: JobPrediction) -> None:
@@ -128,16 +130,13 @@ def test_a_small_run_is_followed_from_its_start_to_its_end(
     run.step_events = lambda _number: step_events_of(prediction)
     shown.watch(Trained(planned, rehearsal, prediction, run))
     try:
-        assert (
-            "with data 2 · tensor 2 · pipeline 2, cut from the plan&#x27;s 2 · 2 · 4 to 8 ranks."
-            in shown.said.value
-        )
-        assert "8 ranks are starting; the costs below are measured in about 4 s" in shown.status.value
+        assert "with data 2 · tensor 2 · pipeline 2 (the plan has 2 · 2 · 4), on 8 ranks." in shown.said.value
+        assert "8 ranks are starting; measured costs appear below about 4 s" in shown.status.value
         assert "as predicted" in shown.costs.value
         for step in (1, 2):
             run.write(step_events("ring", 8, step))
             shown._beat()
-            assert f"Step {step} of {rehearsal.job.steps} is over" in shown.status.value
+            assert f"Step {step} of {rehearsal.job.steps} is done" in shown.status.value
             assert ("as measured (1 step)." in shown.costs.value) == (step == 2)
         assert not shown.stop.disabled
         run.state = "completed"

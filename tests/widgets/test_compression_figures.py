@@ -81,10 +81,10 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     assert info.is_telling
     text = _compression.compression_text(info)
     assert (
-        "ring-int8-mlp run sends 200 B per step (all ranks), 4 times less than uncompressed, compresses for 36 ms"
-        in text
+        "ring-int8-mlp run sends 200 B per step over all ranks, 4 times less than uncompressed and spends 36 ms per "
+        "step on compression" in text
     )
-    assert "takes 186 ms instead of 300 ms per step" in text
+    assert "A step takes 186 ms instead of 300 ms." in text
 
 
 def test_the_figure_has_bars_for_bytes_and_parts_and_a_line_for_what_is_owed() -> None:
@@ -109,8 +109,10 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = _compression.compression_text(info)
-    assert "sends 200 B per step (all ranks), 4 times less than uncompressed, compresses nothing" in text
-    assert "takes 150 ms instead of 300 ms per step" in text
+    assert (
+        "sends 200 B per step over all ranks, 4 times less than uncompressed and compresses nothing" in text
+    )
+    assert "A step takes 150 ms instead of 300 ms." in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
     assert row.per_second == pytest.approx(8 / 0.15)
@@ -119,7 +121,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
 def test_before_its_first_period_is_over_a_run_says_so() -> None:
     info = _compression.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
     assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
-    assert "has not finished its first local-SGD period" in _compression.compression_text(info)
+    assert "has not finished its first period of local SGD" in _compression.compression_text(info)
     assert _compression.draw_compression(info).data[0].y[1] is None
 
 
@@ -129,7 +131,7 @@ def test_each_run_is_held_against_the_uncompressed_one_of_its_own_strategy_and_r
     info = _compression.compression_info([ring, packed, other])
     assert [run.label for run in info.runs] == [other.label, packed.label], "the ring is nobody's measure"
     assert info.runs[1].ratio == 9
-    assert "takes 300 ms instead of 600 ms per step" in _compression.compression_text(info)
+    assert "A step takes 300 ms instead of 600 ms." in _compression.compression_text(info)
     assert _compression.compression_info([ring, packed]).runs[0].ratio is None
     assert "instead of" not in _compression.compression_text(_compression.compression_info([ring, packed]))
 
@@ -141,7 +143,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
     assert "4 times less than uncompressed" in alone
     assert "instead of" not in alone
     both = _compression.compression_info([fast, packed, slow])
-    assert "takes 300 ms instead of 1 s per step" in _compression.compression_text(both)
+    assert "A step takes 300 ms instead of 1 s." in _compression.compression_text(both)
     assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
         "the unpaced run is nobody's measure"
     )
@@ -172,7 +174,7 @@ def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
     forgetful.kept.clear()
     layout = _compression.draw_compression(_compression.compression_info([forgetful])).layout
     assert not layout.xaxis3.visible
-    assert "no run carries" in layout.annotations[-1].text
+    assert "no run has" in layout.annotations[-1].text
 
 
 def test_each_line_of_the_residuals_is_in_the_legend() -> None:
@@ -230,7 +232,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     )
     assert list(crossing.x) == pytest.approx([8 * found.threshold.crossing])
     assert crossing.text == ("144 Mbit/s",)
-    assert {"<b>pays off below 97.7 Mbit/s</b>", "below the prediction error", "my link"} == {
+    assert {"<b>pays off below<br>97.7 Mbit/s</b>", "gain below the<br>prediction error", "my link"} == {
         note.text for note in figure.layout.annotations
     }
     grey = next(each for each in figure.data if each.name == "loss too high")
@@ -241,7 +243,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
 
 def test_a_crossing_far_away_is_named_at_the_edge() -> None:
     figure = figures.compression_speedup(worth(("none", 1e6, 0.1), ("int4", 1e5, 0.1 + 1e-6)))
-    assert figure.layout.annotations[1].text == "below the prediction error"
+    assert figure.layout.annotations[1].text == "gain below the<br>prediction error"
     assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
 
 
@@ -281,10 +283,10 @@ def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
     figure = figures.compression_speedup(worth(*USUAL, link="40 Mbit/s"))
     (slider,) = figure.layout.sliders
     here = slider.steps[slider.active]
-    assert here.label == "40 Mbit/s: 170 ms with int4 instead of 300 ms (76% faster)"
+    assert here.label == "40 Mbit/s:<br>170 ms with int4 instead of 300 ms (76% faster)"
     assert figure.layout.shapes[0].x0 == here.args[0]["shapes[0].x0"] == pytest.approx(40e6)
     assert figure.layout.annotations[0].text == "my link"
-    assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
+    assert slider.steps[-1].label.endswith("114 ms per step, uncompressed")
     near = next(step.label for step in slider.steps if "below the prediction error" in step.label)
     assert "% faster with int4, below the prediction error (15%)" in near
     info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
@@ -315,5 +317,5 @@ def test_without_a_crossing_there_is_a_figure_all_the_same(steps: tuple) -> None
     figure = figures.compression_speedup(worth(*steps))
     assert figure.layout.annotations[0].text == "my link"
     gains_little_above = steps[-1][1] < 1e6
-    is_marked = "below the prediction error" in {note.text for note in figure.layout.annotations}
+    is_marked = "gain below the<br>prediction error" in {note.text for note in figure.layout.annotations}
     assert is_marked is gains_little_above

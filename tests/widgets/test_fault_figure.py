@@ -101,7 +101,7 @@ class TestInfo:
         info = info_of(broken()[: 4 + 14 + 2])
         assert info.incidents[0].again_s is None
         assert info.bars[-1].kind == DETECTION
-        assert "are starting again" in _faults.faults_text(info)
+        assert "are restarting" in _faults.faults_text(info)
 
     def test_a_second_failure_further_back_takes_steps_that_seemed_safe(self):
         again = [
@@ -142,7 +142,7 @@ class TestResizes:
         info = info_of(grown())
         text = _faults.faults_text(info)
         assert "Resized from 2 to 3 ranks after step 5; training continued after 1 s." in text
-        assert text.endswith("went into steps that were kept; resizes 1 s.")
+        assert text.endswith("went into steps that did not have to be repeated; resizes 1 s.")
         assert [note.text for note in _faults_plot.draw_faults(info).layout.annotations] == ["3 ranks"]
 
     def test_its_note_is_above_the_line_of_its_pause_where_that_is_low(self):
@@ -212,8 +212,8 @@ class TestText:
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
         assert (
-            "1 s of the 3.3 s since the first rank was ready went into steps that were kept; lost work 250 ms,"
-            in text
+            "1 s of the 3.3 s since the first rank was ready went into steps that did not have to be repeated; lost "
+            "work 250 ms," in text
         )
 
     def test_many_failures_are_counted_and_the_last_ones_told(self):

@@ -110,7 +110,7 @@ class TestSentences:
         ("standing", "step", "told"),
         [
             (Standing(fake_job(**SURE), 47, 40), 0, "from the checkpoint of step 40, and repeat 7 steps."),
-            (Standing(fake_job(**SURE), 47, 40), 56, "from the checkpoint of step 50, and repeat 5 steps."),
+            (Standing(fake_job(**SURE), 47, 40), 56, "from the checkpoint of step 50 and repeat 5 steps."),
             (Standing(fake_job(**SURE), 4, 0), 0, "from the beginning, as there is no checkpoint, and repeat 4 steps."),
             (Standing(fake_job(), 47, 0), 0, "The run then fails, because its job has no recovery"),
         ],
@@ -157,7 +157,9 @@ class TestBreaker:
         breaker.buttons["kill"].click()
         assert "Requested: rank 2 killed before its next step." in breaker.said.value
         breaker.buttons["slow"].click()
-        assert "rank 2 computes 3 times slower for 5 steps, from its next step on." in breaker.said.value
+        assert (
+            "rank 2 computes 3 times slower for 5 steps, starting with its next step." in breaker.said.value
+        )
         breaker.choices.step = 40
         breaker.buttons["kill"].click()
         assert "Requested: rank 2 killed before step 40." in breaker.said.value
@@ -181,7 +183,7 @@ class TestBreaker:
         run.state, run.newest_checkpoint = "stopped", 10
         breaker.show(run, Trace.read(run))
         assert breaker.body.layout.display == "none"
-        assert "from the checkpoint of step 10; 2 steps are left" in breaker.resumer.sentence.value
+        assert "from the checkpoint of step 10; 2 steps remain" in breaker.resumer.sentence.value
         breaker.resumer.button.click()
         assert problems == [run.id]
 

@@ -161,8 +161,8 @@ class TestTimeline:
     def test_it_is_also_there_in_words(self):
         text = _timeline.timeline_text(_timeline.timeline_info(self.trace))
         assert text == (
-            "run, step 1, 10 ms: on average, a rank spends 40% only computing, 40% communicating or waiting (in 20%, "
-            "it also computes) and 20% idle."
+            "run, step 1 (10 ms): on average, a rank spends 40% computing only, 40% communicating or waiting (20% "
+            "while also computing) and 20% idle."
         )
 
     def test_the_window_never_spans_steps_that_were_not_recorded(self):
@@ -175,7 +175,7 @@ class TestTimeline:
         assert _timeline.gap_text(info, [6, 7, 9], 1) == _timeline.gap_text(info, [9], 2) == ""
 
     def test_a_run_without_spans_says_so(self):
-        assert "No spans: no step" in _timeline.timeline_text(
+        assert "No step has finished yet" in _timeline.timeline_text(
             _timeline.timeline_info(Trace("id", "run", "ring", world_size=2))
         )
 

@@ -178,21 +178,21 @@ class TestWhatWillHappen:
         found = preflight(ss.Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50))
         text = forecast_text(found)
         assert " for 50 steps, once the ranks have started. Each rank sends 260 kB per step" in text
-        assert "available: they fit. " in text
+        assert "of memory available on this machine. " in text
         assert text.endswith("%.")
 
     def test_one_process_sends_nothing(self):
         text = forecast_text(preflight(ss.Job(model="mlp", data="digits", strategy="single")))
         assert "sends" not in text
-        assert "The process holds " in text
+        assert "The process needs " in text
 
     def test_waiting_in_a_pipeline_is_named_and_not_called_the_bubble_which_is_a_mean_over_ranks(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
         told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
         longest = ", on the rank that computes longest."
-        assert told(5.0) == f"Computing takes most of a step: 56%, and waiting for other stages 44%{longest}"
-        assert told(3.0) == f"Waiting for other stages takes most of a step: 57%{longest}"
-        assert told(16.0) == "Computing takes most of a step: 80%."
+        assert told(5.0).endswith(f"most of the step time: 56%, and waiting for other stages 44%{longest}")
+        assert told(3.0) == f"Waiting for other stages takes most of the step time: 57%{longest}"
+        assert told(16.0) == "Computation takes most of the step time: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):
         told = forecast_text(Preflight(None, problem="KeyError: 3"))
@@ -387,7 +387,7 @@ class TestAdvice:
         panel.wait(10)
         panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))
         panel.try_it()
-        assert " has started; the explanation follows after 6 steps.</div>" in panel.line.value
+        assert " has started. Where its step time goes is shown here after 6 steps.</div>" in panel.line.value
         kept = panel.line.value.partition('<div class="ss-kept" aria-hidden="true">')[2]
         assert "Communication takes 60%." in kept
         assert panel.box.layout.display is None
@@ -452,4 +452,4 @@ def test_filling_the_form_names_the_settings_that_have_no_control(lab):
     lab.fill(job)
     assert lab.problem == ""
     lab.fill(job.replace(clip_norm=0.5))
-    assert "Start would leave them out: clip norm (0.5)" in lab.problem
+    assert "so Start leaves them out: clip norm (0.5)" in lab.problem

@@ -60,12 +60,12 @@ def test_throughput_bytes_and_memory_get_dashes_at_the_predicted_values(trace):
 
 def test_the_larger_gap_of_step_time_and_bytes_is_named(trace):
     slow, many = GHOST._replace(step_s=0.2), GHOST._replace(step_s=trace.step_time_s)
-    assert "Largest gap: step time, 200 ms predicted and " in _ghosts.overview_gap(trace, slow)
-    assert "Largest gap: bytes per step, 2 MB predicted and 1.6 MB measured." in _ghosts.overview_gap(
+    assert "Largest difference: step time, 200 ms predicted and " in _ghosts.overview_gap(trace, slow)
+    assert "Largest difference: bytes per step, 2 MB predicted and 1.6 MB measured." in _ghosts.overview_gap(
         trace, many
     )
     exact = GHOST._replace(sent_bytes=trace.bytes_per_step, step_s=trace.step_time_s)
-    assert _ghosts.overview_gap(trace, exact).endswith("Every part agrees within 2%.")
+    assert _ghosts.overview_gap(trace, exact).endswith("Predicted and measured values agree within 2%.")
 
 
 def test_the_timeline_has_one_more_row_with_the_predicted_step(trace):
@@ -80,7 +80,7 @@ def test_the_timeline_has_one_more_row_with_the_predicted_step(trace):
 
 def test_the_part_with_the_largest_gap_is_named_below_the_timeline(trace):
     text = _ghosts.timeline_gap(trace, timeline_info(trace), GHOST)
-    assert "Largest gap: communication, 40 ms predicted and " in text
+    assert "Largest difference: communication, 40 ms predicted and " in text
 
 
 def test_memory_by_type_has_a_lighter_bar_below_each_rank(trace):
@@ -88,7 +88,7 @@ def test_memory_by_type_has_a_lighter_bar_below_each_rank(trace):
     lighter = [bar for bar in draw_memory_kinds(info).data if str(bar.name).startswith("predicted ")]
     assert "predicted" in [bar.name for bar in draw_memory_kinds(info).data if bar.showlegend is not False]
     assert [sum(bar.x) for bar in lighter] == [800_000, 800_000, 1_600_000, 0, 0, 0]  # up to the peak
-    assert "Largest gap: activations, 600 kB predicted and 305 kB measured." in memory_kinds_text(info)
+    assert "Largest difference: activations, 600 kB predicted and 305 kB measured." in memory_kinds_text(info)
     assert not any(
         str(bar.name).startswith("predicted ") for bar in draw_memory_kinds(memory_kinds_info([trace])).data
     )
@@ -107,7 +107,7 @@ def test_a_pipelines_predicted_passes_lie_below_the_measured_ones():
     assert {op.duration_ms for op in info.predicted if op.op == "F"} == {5.0}
     assert max(op.start_ms + op.duration_ms for op in info.predicted) == pytest.approx(5 * 5.0 + 5 * 20.0)
     assert sum(str(bar.name).startswith("predicted ") for bar in draw_gantt(info).data) == 2
-    assert "Largest gap: a forward pass, 5 ms predicted and 10 ms measured." in gantt_text(info)
+    assert "Largest difference: a forward pass, 5 ms predicted and 10 ms measured." in gantt_text(info)
 
 
 def test_the_compression_panel_marks_predicted_bytes_and_times():
@@ -121,7 +121,7 @@ def test_the_compression_panel_marks_predicted_bytes_and_times():
     )
     marks = [each for each in draw_compression(info).data if each.name == "predicted"]
     assert [tuple(each.y) for each in marks] == [(2e6, 1.6e6), (0.05, 0.05)]
-    assert "Diamonds: predicted. Largest gap: a step of " in compression_text(info)
+    assert "Diamonds: predicted. Largest difference: a step of " in compression_text(info)
     assert not [
         each for each in draw_compression(compression_info([plain, packed])).data if each.name == "predicted"
     ]

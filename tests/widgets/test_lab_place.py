@@ -136,17 +136,21 @@ class TestResizer:
         assert resizer.ranks.options == (2, 4)
         assert resizer.button.disabled
         resizer.ranks.value = 4
-        assert "4 ranks load it and take the next step" in resizer.sentence.value
+        assert "4 ranks load this state and continue" in resizer.sentence.value
         resizer.press()
         assert asked == [4]
         assert "Requested: 4 ranks" in resizer.sentence.value
         resizer.show(run, 4)
-        assert "The run has 4 ranks" in resizer.sentence.value
+        assert "The run already has 4 ranks" in resizer.sentence.value
 
     @pytest.mark.parametrize(
         ("elastic", "state", "told"),
         [
-            (None, "running", "This run always has 2 ranks. To resize a run, set Elastic"),
+            (
+                None,
+                "running",
+                "The number of ranks of this run is fixed (2). To be able to resize a run, set Elastic",
+            ),
             ("2:4", "completed", "This run has ended"),
         ],
     )

@@ -82,8 +82,9 @@ def test_the_words_are_those_of_the_figure(layers: Layers):
     text = _layers.layers_text(_layers.layers_info(layers, label="run"))
     first, alarm = text.split("\n")
     assert first == (
-        "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
-        "ratios limited by clamp. The largest residual is in a.weight, 4 times the gradient of a step."
+        "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer without a trust ratio; "
+        "crosses mark ratios limited by clamp. The largest residual, that of a.weight, has 4 times the norm of a "
+        "step's gradient."
     )
     assert alarm.startswith("Alarm: the trust ratio of a.weight is limited by clamp in 100%")
     healthy = _layers.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))
@@ -147,7 +148,7 @@ def test_a_residual_that_no_alarm_checks_is_grey_and_the_text_says_why() -> None
     grey, coloured = _layers.draw_layers(info).data
     assert (grey.name, grey.line.color, grey.showlegend) == ("a.bias", figures.theme.AXIS, False)
     assert (coloured.name, coloured.showlegend) == ("a.weight", True)
-    assert "no alarm is raised for 1 layer above the threshold of 10, because" in _layers.layers_text(info)
+    assert "1 layer above the threshold of 10 raises no alarm, because" in _layers.layers_text(info)
     assert "exceeds 10 only at the end" not in _layers.layers_text(info)
     steps = tuple(range(1, 9))
     ends = ResidualSeries("a.weight", "residual", steps, (*(5.0,) * 7, 11.0), (1.0,) * 8)

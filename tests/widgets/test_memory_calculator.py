@@ -49,7 +49,8 @@ def test_degrees_that_are_not_given_are_one():
     mine = MemoryCalculator(model="llama-3-8b", device="h100-80gb", data=8)
     assert mine.chosen_layout().num_devices == 8
     assert re.match(
-        r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", _memory_plan.memory_plan_text(mine.info)
+        r"Each device needs [\d.]+ GiB, but a device has only [\d.]+ GiB",
+        _memory_plan.memory_plan_text(mine.info),
     )
     for start in ({}, {"framework": "fsdp2"}):
         assert MemoryCalculator(**start).chosen_layout().num_devices == 1024
@@ -57,7 +58,7 @@ def test_degrees_that_are_not_given_are_one():
 
 def test_zero_on_a_single_replica_is_said_to_shard_nothing():
     alone, sharded = (MemoryCalculator(model="gpt2", data=data, zero=3) for data in (1, 8))
-    assert alone.verdict.sentence.endswith("ZeRO shards nothing with data=1.")
+    assert alone.verdict.sentence.endswith("With one data rank, ZeRO shards nothing.")
     assert "shards nothing" not in sharded.verdict.sentence
 
 
@@ -81,7 +82,7 @@ def test_what_does_not_fit_names_the_largest_block_and_a_change_that_is_enough(c
     assert not calculator.verdict.fits
     assert "the largest block is activations" in calculator.verdict.sentence
     assert calculator.controls["recompute_layers"].disabled
-    told = re.search(r"Full recomputation of (\d+) of 12 layers of each stage would make it fit, at (.*)\.$",
+    told = re.search(r"Full recomputation of (\d+) of 12 layers of each stage would make it fit, with (.*) per device",
                      calculator.verdict.sentence)  # fmt: skip
     count, size = int(told[1]), told[2]
     calculator.recompute = "full"
@@ -158,13 +159,13 @@ def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator)
 
 def test_offloading_says_what_the_host_holds(calculator):
     calculator.offload = "optimizer"
-    assert "The host holds" in calculator._size.value
+    assert "Host memory per device" in calculator._size.value
 
 
 def test_words_and_table_tell_what_the_bars_show(calculator):
     info = calculator.info
     text = _memory_plan.memory_plan_text(info)
-    assert text.startswith("Stage 0 of 8, which uses the most memory, takes")
+    assert text.startswith("Stage 0 of 8 uses the most memory. It needs")
     sizes = [block.num_bytes for block in table_rows(info)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == pytest.approx(info.stages[0].num_bytes)
@@ -173,7 +174,7 @@ def test_words_and_table_tell_what_the_bars_show(calculator):
 
 def test_a_key_says_what_each_symbol_of_the_formulas_means(calculator):
     key = symbols_text(calculator.info)
-    assert "Ψ: parameters of a rank" in key
+    assert "Ψ: parameters on a rank" in key
     assert "V: " not in key  # no formula in the table has it
     assert key in calculator._table.value
 

@@ -48,7 +48,7 @@ class TestFigure:
         need, waited = info.waits[2]  # the first backward of rank 0
         assert need.endswith("needs the gradient of stage 1 (rank 1)")
         assert waited == 2
-        assert info.waits[0] == ("stage 0, rank 0<br>needs only the batch itself", 0)
+        assert info.waits[0] == ("stage 0, rank 0<br>needs only the input batch", 0)
 
     def test_it_is_drawn_as_the_measured_chart_is(self):
         trace = Trace("id", "p", "pipeline", world_size=2, schedule="gpipe")
@@ -69,7 +69,7 @@ class TestFigure:
     def test_words_say_what_the_figure_shows(self):
         text = _schedule.schedule_text(predicted("zbv", 4, 8, F=5.0, I=5.0, W=5.0))
         assert text.startswith(
-            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms, and ranks are idle for 5.9% of it"
+            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms. Ranks are idle for 5.9% of this time"
         )
 
     def test_lines_of_ranks_and_lighter_colours_have_keys(self):
@@ -79,7 +79,7 @@ class TestFigure:
             assert name.startswith(line["name"])
             assert line["line"]["color"] in name
         keys = [trace["name"] for trace in drawn["data"] if trace["showlegend"]]
-        assert sorted(keys) == ["backward", "fainter: later stages", "forward"]
+        assert sorted(keys) == ["backward", "fainter: later stages of the rank", "forward"]
 
     def test_numbers_of_micro_batches_go_where_bars_are_too_narrow(self):
         few, many = (schedule_json(predicted("1f1b", p, m)) for p, m in ((2, 4), (16, 64)))
@@ -126,10 +126,10 @@ class TestExplorer:
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
-        assert "bubble 11.1%, matching the closed-form formula." in explorer._status.value
+        assert "bubble 11.1%, as the closed-form formula predicts." in explorer._status.value
         explorer.send = 2.0
         assert (
-            "the closed-form formula gives 11.1% for free communication and equal stages"
+            "gives a bubble of 11.1% for stages of equal cost without communication time"
             in explorer._status.value
         )
 

@@ -34,11 +34,11 @@ def test_ranks_are_numbered_along_tensor_then_data_then_stages():
 
 def test_each_kind_of_group_names_its_link_as_predictions_take_it():
     text = _plan_mesh.plan_mesh_text(_plan_mesh.mesh_info(CLUSTER, LAYOUT))
-    assert "Tensor groups of 4 use nvlink-4 inside a node, 450 GB/s." in text
-    assert "The 4 stages use infiniband-ndr between nodes, 50 GB/s." in text
+    assert "Tensor groups of 4 communicate over nvlink-4 within a node (450 GB/s)." in text
+    assert "The 4 pipeline stages communicate over infiniband-ndr between nodes (50 GB/s)." in text
     wide = _plan_mesh.plan_mesh_text(_plan_mesh.mesh_info(CLUSTER, Layout(tensor=4, data=8, global_batch=8)))
     assert (
-        "Data groups of 8 use infiniband-ndr between nodes, 100 GB/s." in wide
+        "Data groups of 8 communicate over infiniband-ndr between nodes (100 GB/s)." in wide
     )  # two ranks of a node, two ports
 
 
@@ -58,7 +58,7 @@ def test_hovering_says_where_a_device_is_and_what_it_does():
     assert len(told) == 32
     (one,) = [text for text in told if text.startswith("<b>device 13</b>")]
     assert "node 1" in one
-    assert "tensor rank 1 of 4, with 12–15: nvlink-4 inside a node" in one
+    assert "tensor rank 1 of 4, with 12–15: nvlink-4 within a node" in one
     assert "stage 1 of 4, sends to device 21: infiniband-ndr between nodes" in one
 
 
@@ -70,7 +70,7 @@ def test_a_stage_that_goes_on_in_the_same_node_uses_the_link_inside():
         next(text for text in drawn(info, "hovertext") if text.startswith(f"<b>device {device}<"))
         for device in (0, 4)
     )
-    assert "sends to device 4: nvlink-4 inside a node" in near
+    assert "sends to device 4: nvlink-4 within a node" in near
     assert "sends to device 8: infiniband-ndr between nodes" in far
 
 

@@ -49,7 +49,7 @@ def test_it_shows_the_best_fifteen_and_the_first_is_chosen(planner):
     assert planner.problem == ""
     assert shown_ranks(planner) == [str(rank) for rank in range(1, 16)]
     assert planner.chosen == planner.screen.table.chosen == 1
-    assert "Yes: small fits on 8 devices" in planner.screen.status.value
+    assert "small fits on 8 devices" in planner.screen.status.value
 
 
 def test_choosing_a_row_lays_it_beside_the_best(planner):
@@ -120,7 +120,7 @@ def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(plan
     planner.chosen = 2
     assert planner.plans.trainer_config(2).command == planner.screen.flags.text
     planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
-    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.remarks.value
+    assert "Megatron-Core does not support the zbv schedule" in planner.screen.remarks.value
     assert planner.screen.flags.layout.display == "none"
 
 
@@ -138,7 +138,7 @@ def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(plan
         (
             {"offload": "all", "zero": 3},
             "deepspeed",
-            "ship Offload all without Recompute full of all layers; to",
+            "support Offload all without Recompute full of all layers; to",
         ),
         ({}, "nemo", "settings for framework nemo cannot be written yet; use one of megatron-core, fsdp2"),
         ({"compression": Compression("int8")}, "megatron-core", "Compression int8 is not a setting"),
@@ -209,7 +209,7 @@ def test_a_table_of_several_frameworks_says_which_and_never_hides_it():
 def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=8)
     saved = 1 - made.plans.beyond.step_time_s / made.plans.best.step_time_s
-    assert f"v-half schedule would shorten the step by {saved:.0%}" in made.screen.unshipped.description
+    assert f"v-half schedule would make the step {saved:.0%} shorter" in made.screen.unshipped.description
     made.screen.unshipped.value = True
     assert made.problem == ""
     assert {row.software for row in made.plans} == {"megatron-core"}
@@ -223,8 +223,8 @@ def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
 
 def test_a_model_that_fits_only_with_offloading_says_so_and_names_offloading_in_words_of_the_form():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=1)
-    assert "Fits only with offloading to the host" in made.screen.status.value
-    assert "Offload states below ZeRO stage 3 would shorten" in made.screen.unshipped.description
+    assert "It fits only with offloading to the host" in made.screen.status.value
+    assert "Offload states below ZeRO stage 3 would make" in made.screen.unshipped.description
     made.close()
 
 
@@ -264,10 +264,10 @@ def test_it_searches_only_what_the_framework_ships_unless_an_axis_is_held_fixed(
     found = planner.plans
     assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
     assert {each.layout.zero for each in found} <= {0, 1}
-    assert "settings that Megatron-Core does not ship" in planner.screen.unshipped.description
+    assert "settings that Megatron-Core does not support" in planner.screen.unshipped.description
     planner.controls["Hold fixed"]["schedule"].value = "zbv"
     assert {each.layout.schedule for each in planner.plans} == {"zbv"}
-    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.remarks.value
+    assert "Megatron-Core does not support the zbv schedule" in planner.screen.remarks.value
 
 
 def test_dropdowns_show_what_is_fixed_and_keep_what_they_do_not_offer(planner):
@@ -297,7 +297,7 @@ def test_it_starts_with_values_that_no_dropdown_offers(fix, label):
 
 def test_what_cannot_be_is_said_in_place(planner):
     planner.fix = {"tensor": 3}
-    assert "No: no layout of small fits on 8 devices" in planner.screen.status.value
+    assert "No layout of small fits on 8 devices" in planner.screen.status.value
     assert "no layout of small on 8 devices is valid" in planner.screen.note.value
     assert planner.screen.table.rows == []
     planner.fix = {"tensr": 3}
@@ -411,7 +411,7 @@ class TestFigures:
             assert len(figure.data) > 0
 
     def test_the_words_name_the_best(self, plans):
-        assert figures.plans_text(plans).startswith("Yes: small fits on 8 devices")
+        assert figures.plans_text(plans).startswith("small fits on 8 devices")
 
 
 class TestTraining:
@@ -427,11 +427,11 @@ class TestTraining:
         shown = planner.screen.trained
         assert f"Run {run.name} trains gpt-nano with data 2 · tensor 2 · pipeline 2." in shown.said.value
         assert (
-            "on this machine itself, which cannot emulate clusters: these runs never run."
+            "directly on this machine, which cannot emulate clusters: these runs never run."
             in shown.notes.value
         )
         assert not planner.screen.train.disabled
-        assert "In the plan, the pipeline axis costs most" in shown.costs.value
+        assert "In the plan, the pipeline axis costs the most time" in shown.costs.value
         assert "as predicted" in shown.costs.value  # at once
         assert "pipeline 2 × data 2 × tensor 2. In a predicted step" in shown.mesh.words.value
 
@@ -467,7 +467,7 @@ class TestTraining:
             patched.setattr("shardscope.runtime.launch", refused)
             planner.screen.train.click()
         said = planner.screen.trained.said
-        assert "This plan cannot be trained small: the job does not fit." in said.value
+        assert "No small version of this plan can be trained: the job does not fit." in said.value
         planner.screen.train.click()
         assert said.value.startswith('<div class="ss-words" role="status">Run ')
 
@@ -483,7 +483,7 @@ class TestTraining:
         monkeypatch.setattr(type(planner.plans), "rehearsal", refused)
         planner.screen.train.click()
         assert (
-            "This plan cannot be trained small: there is no job with these axes"
+            "No small version of this plan can be trained: there is no job with these axes"
             in planner.screen.trained.said.value
         )
         assert not runtime.known

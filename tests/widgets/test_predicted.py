@@ -165,12 +165,12 @@ def test_steps_outside_their_interval_are_marked() -> None:
         "warning",
     ]
     assert state_of(inside) == "failed"  # bytes disagree
-    assert "outside its 90% interval: it was hot" in replace(outside, reason="it was hot").verdict
+    assert "outside the 90% prediction interval: it was hot" in replace(outside, reason="it was hot").verdict
     (good, bad, without) = overview([inside, outside, made_comparison()])
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]
     assert without[-3:] == ["-", "20 ms", "-75%"]
-    said = "90% interval of the predicted step: 4 ms to 7 ms; the measured time is outside."
+    said = "The measured time of a step is outside the 90% prediction interval, 4 ms to 7 ms."
     assert said in repr(outside)
     assert said in outside._repr_html_()
     assert "90% interval" not in repr(made_comparison())
@@ -211,7 +211,7 @@ class TestOutcome:
             outcome.wait(60)
         assert asked == ["a"]
         outcome.want(None)
-        assert "once it has ended" in outcome.words.value
+        assert "Once the selected run has ended" in outcome.words.value
         assert outcome.figure.layout.display == "none"
 
     def test_a_reason_takes_the_place_of_the_figure(self, asked: list[str]) -> None:
@@ -274,7 +274,7 @@ class TestOutcome:
         assert outcome.found.label == first.id
         lab.start()
         assert outcome.found is None
-        assert "once it has ended" in outcome.words.value
+        assert "Once the selected run has ended" in outcome.words.value
         lab.shown = [first.id]
         outcome.wait(60)
         assert asked == [first.id, first.id]
@@ -293,7 +293,7 @@ def _after_seven_steps(lab: Any) -> Any:
 
 
 def test_a_wrong_prediction_says_how_to_calibrate_unless_that_was_done(lab: Any) -> None:
-    entry, told = _after_seven_steps(lab), "ss.calibrate() measures it in under a minute."
+    entry, told = _after_seven_steps(lab), "ss.calibrate() does so in under a minute."
     predicted = LaunchPrediction(0.001, None, "another machine", is_calibrated=False)
     for is_calibrated in (False, True):
         entry._predicted = {True: predicted._replace(is_calibrated=is_calibrated)}
@@ -306,7 +306,5 @@ def test_a_wrong_prediction_says_how_to_calibrate_unless_that_was_done(lab: Any)
 def test_the_step_that_is_played_is_named_beside_the_median(lab: Any) -> None:
     entry = _after_seven_steps(lab)
     median, shown = entry.trace.step_time_s, SimpleNamespace(step=2, step_time_s=0.743)
-    told = (
-        f"A step takes {duration_text(median)} (median), as predicted; step 2, which is played, took 743 ms."
-    )
+    told = f"The median step takes {duration_text(median)}, as predicted; step 2, which is played here, took 743 ms."
     assert told in ranks_text(entry, "", median, shown)

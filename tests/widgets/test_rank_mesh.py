@@ -51,7 +51,7 @@ def test_the_most_expensive_axis_is_named_first(info):
     first, second = sorted(info.used, key=lambda axis: -info.seconds[axis])
     text = rank_mesh_text(info)
     assert text.index(f"along the {first} axis") < text.index(f"along the {second} axis")
-    assert f"Messages along the {first} axis take longest." in text
+    assert f"Communication along the {first} axis takes longest." in text
 
 
 def test_ranks_of_an_expert_axis_hold_different_experts():
@@ -72,7 +72,7 @@ def test_a_recorded_step_replaces_bytes_and_times(info, prediction):
     assert measured.layers == info.layers
     assert set(measured.seconds) == {axis_of(event.kind) for event in step.events} - {None}
     told = rank_mesh_text(info, measured)
-    assert (told.count("predicted step"), told.count("measured step"), told.count("take longest")) == (
+    assert (told.count("predicted step"), told.count("measured step"), told.count("takes longest")) == (
         1,
         1,
         1,

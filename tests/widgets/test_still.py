@@ -112,7 +112,7 @@ def test_the_picture_is_a_second_output_that_is_hidden_while_the_panel_lives(she
     (live, _), (saved, name) = shell[1]
     assert "application/vnd.jupyter.widget-view+json" in live
     assert live["text/plain"] == repr(panel)
-    assert repr(panel).startswith("PipelineExplorer: Step 330 ms, bubble 27.3%")
+    assert repr(panel).startswith("PipelineExplorer: Step time 330 ms, bubble 27.3%")
     assert name
     assert panel._still() in saved["text/html"]
     hidden = f"body:has(.ss-live-{panel.model_id}) .ss-still-{panel.model_id}{{display:none}}"

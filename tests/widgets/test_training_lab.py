@@ -92,8 +92,8 @@ class TestChoosing:
         forecast.wait(60)
         text = forecast.line.value
         assert "for 200 steps, once the ranks have started." in text
-        assert "Each rank sends 882 kB per step and holds " in text
-        assert "they fit. Comput" in text or "they fit. Communication" in text
+        assert "Each rank sends 882 kB per step and needs " in text
+        assert "on this machine. Comput" in text or "on this machine. Communication" in text
         assert forecast.anyway.layout.display == "none"
 
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
@@ -115,7 +115,7 @@ class TestRunning:
     def test_constructing_starts_nothing(self, lab, runtime):
         assert runtime.known == []
         assert lab.run is None
-        assert lab.status == "Ready. Press a chip above, or choose a job and press Start."
+        assert lab.status == "Ready. Press a button above, or choose a job and press Start."
 
     def test_code_can_wait_for_the_run_in_focus(self, lab):
         assert not lab.is_running
@@ -145,14 +145,14 @@ class TestRunning:
         assert "Slower" not in status_text(entry, entry.trace.step_time_s / 1.9)
         text = status_text(entry, entry.trace.step_time_s / 2.1)
         assert "Slower than predicted: 6" in text
-        assert "other programs keep the machine busy (load 13 on " in text
+        assert "Other programs keep the machine busy: load 13 on " in text
         monkeypatch.setattr("psutil.getloadavg", lambda: (2.0, 9.0, 5.0))
         assert "busy" not in status_text(entry, entry.trace.step_time_s / 2.1)
         finish_steps(lab, lab.run, 8)
         lab.run.state = "completed"
         lab.refresh()
         text = status_text(entry, entry.trace.step_time_s / 2.1)
-        assert "other programs kept the machine busy (load 13 on " in text  # as last seen during the run
+        assert "Other programs kept the machine busy: load 13 on " in text  # as last seen during the run
         assert "busy" not in status_text(replace(entry, busy_load=0.0), entry.trace.step_time_s / 2.1)
 
     def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):
@@ -453,7 +453,7 @@ def test_a_run_that_ended_with_its_kernel_is_explained_and_goes_on_by_a_button(l
     runtime.known.append(run)
     lab.refresh()
     lab.focus = run.id
-    assert "The kernel or program that launched it ended, and its runs end with it." in lab.status
+    assert "It ended with the kernel or program that launched it." in lab.status
     offer = lab.screen.resumer
     assert [offer.box.layout.display, offer.button.description] == [None, button]
     offer.button.click()

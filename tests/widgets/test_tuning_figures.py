@@ -60,7 +60,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     assert [(trial.is_front, trial.is_by_noise) for trial in found] == [(True, False), (False, True)]
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
-    assert "beats the front only in time, by less than 10%" in info.complete[1].text
+    assert "better than the front only in time, by less than 10%" in info.complete[1].text
     assert "Trial 1 is not on the front: it is only faster" in _front.front_text(info)
 
 
@@ -124,7 +124,7 @@ def test_importances_say_what_they_need():
     assert "need 20 complete trials; so far there are 13" in _importances.importances_text(many)
     told = _importances.importances_info({"batch": 0.2, "optimizer.lr": 0.8}, objective="loss", trials=9)
     assert told.names == ("optimizer.lr", "batch")
-    assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)
+    assert "optimizer.lr matters most (80% of the variance)" in _importances.importances_text(told)
 
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)

@@ -308,7 +308,7 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert definition.batch_range.critical > 0
     assert definition.batches in lab.screen.settings.summary
     lab.trials = 2
-    assert "or as many samples with another batch" in lab.screen.settings.summary
+    assert "or the same number of samples at another batch size" in lab.screen.settings.summary
     assert lab.definition().space == definition.space
     again = make_tuning_lab(job, name="noise")
     again._engine.session = None
@@ -331,7 +331,7 @@ def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
         lab.refresh()
     assert lab._duration.seconds == preflight(lab.job()).run_time_s
     assert (
-        f"5 trials, {about(5 * lab._duration.seconds)} of training, predicted for"
+        f"in 5 trials: {about(5 * lab._duration.seconds)} of training, predicted for"
         in lab.screen.settings.summary
     )
 

@@ -77,7 +77,7 @@ class TestFigures:
         ]  # fmt: skip
         assert info.rows[-1].total_ms == pytest.approx(3.0)
         traces, layout = twin_parts(info)
-        assert {trace["name"] for trace in traces} == {"idle", "forward", "all reduce"}
+        assert {trace["name"] for trace in traces} == {"idle", "forward", "all-reduce"}
         assert sum(trace["showlegend"] for trace in traces) == 3
         assert layout["xaxis"]["range"][1] > 3.0
 
@@ -188,7 +188,7 @@ def test_a_recorded_training_loop_has_bytes_and_memory_but_no_expected_step(tmp_
     assert twin.problem == ""
     assert twin.comparison.columns == ("predicted", "measured")
     assert twin.screen.against.disabled
-    assert "no breakdown of its step time" in twin.screen.explained.value
+    assert "The step time of this run cannot be divided into parts" in twin.screen.explained.value
     assert {row.origin for row in twin_rows(twin)} == {"measured"}
 
 

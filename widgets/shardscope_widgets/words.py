@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from shardscope.runlog.axes import axis_of, collective_of
+from shardscope.runlog.axes import collective_text
 from shardscope.spec.units import bytes_text, duration_text, listed, plural, rate_text, scaled, three_digits
 
 __all__ = [
@@ -22,12 +22,6 @@ _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 def count_text(count: float) -> str:
     """Format a count of parameters as ``812``, ``43.4 k``, ``1.3 M`` or ``175 G``."""
     return scaled(count, _COUNTS)
-
-
-def collective_text(name: str) -> str:
-    """Return the name of a collective or another activity for people: ``tensor: all reduce``."""
-    axis, text = axis_of(name), collective_of(name).replace("_", " ")
-    return text if axis is None else f"{axis}: {text}"
 
 
 def safe(text: object) -> str:

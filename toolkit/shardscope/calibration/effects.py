@@ -152,8 +152,10 @@ def _note(software: Software, device: Device) -> str:
     pair = [software.measured_as, architecture(device.name)]
     if pair in known:
         same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
-        where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
-        told = f"constants were measured with {SOFTWARE[pair[0]].label} on other clusters of {where}"
+        where = (
+            f"{device.name}, or of devices with the same chip ({', '.join(same)})" if same else device.name
+        )
+        told = f"its constants were measured with {SOFTWARE[pair[0]].label} on other clusters of {where}"
         return "; ".join(filter(None, [told, software.caveat]))
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
     nearest = f"the most similar measurements are {', '.join(measured[:4])}" if measured else ""

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     _options.add_calibration(parser)
-    _options.add_software_option(parser, "; or any, to also search settings that no framework ships")
+    _options.add_software_option(parser, "; or any, to also search settings that no framework supports")
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument(
         "--config", type=int, metavar="RANK",

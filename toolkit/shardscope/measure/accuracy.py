@@ -180,9 +180,10 @@ def inside_text(runs: Iterable[PredictedRun]) -> str:
         errors = sorted(abs(run.error) for run in known)
         low, high = (f"{100 * error:.0f}" for error in (errors[0], errors[-1]))
         times = "1 predicted step time" if len(known) == 1 else f"{len(known)} predicted step times"
-        return f"{times} so far on this machine, off by {high if low == high else f'{low} to {high}'}%"
+        errors_text = f"an error of {high}" if low == high else f"errors of {low} to {high}"
+        return f"{times} so far on this machine, with {errors_text}%"
     inside = sum(run.is_inside is True for run in known)
-    return f"{inside} of {len(known)} step times inside their 90% interval on this machine"
+    return f"{inside} of {len(known)} step times on this machine inside their 90% prediction interval"
 
 
 _TEXTS = {"median_error": "{:.1%}".format, "largest_error": "{:+.0%}".format, "coverage": "{:.0%}".format}

@@ -12,19 +12,24 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.units import gib_text, work_text
 
 WORDS: dict[str, str] = {
-    "compute": "computing",
-    "recompute": "recomputing activations",
+    "compute": "computation",
+    "recompute": "recomputation of activations",
     "tensor_comm": "collectives between tensor ranks",
-    "context_comm": "gathering keys and values over context ranks",
-    "expert_comm": "sending tokens to experts",
-    "pipeline_comm": "messages between stages",
-    "bubble": "the pipeline's bubble",
-    "data_comm": "reducing gradients and gathering parameters",
-    "optimizer": "the optimizer's update",
-    "offload": "moving states and activations to the host and back",
-    "overhead": "launching kernels and fixed costs",
+    "context_comm": "gathering of keys and values over context ranks",
+    "expert_comm": "sending of tokens to experts",
+    "pipeline_comm": "messages between pipeline stages",
+    "bubble": "pipeline bubble",
+    "data_comm": "reduction of gradients and gathering of parameters",
+    "optimizer": "optimizer update",
+    "offload": "offloading of states and activations to the host and back",
+    "overhead": "kernel launches and fixed costs",
 }
 """Description of each part of a step, as used in sentences."""
+_NAMES = {
+    "micro_batch": "micro-batch", "virtual_stages": "stages per rank", "recompute_layers": "recomputed layers",
+    "recompute": "recomputation", "zero": "ZeRO", "shard": "shards",
+}  # fmt: skip
+"""Names of settings in sentences, if not those of their fields."""
 _CAUSES: dict[str, tuple[str, ...]] = {
     "compute": ("micro_batch", "tensor", "pipeline", "context", "expert"),
     "recompute": ("recompute", "recompute_layers", "pipeline", "micro_batch"),
@@ -108,18 +113,18 @@ class PlanComparison(NamedTuple):
         (one, other), (name, against) = self.time, self.names
         work = work_text(self.first.global_batch, self.seq)
         if not self.differences:
-            return f"{_capital(name)} and {against} take the same {seconds(one)} ({work})."
+            return f"{_capital(name)} and {against} take the same {seconds(one)} per step ({work})."
         word, by = ("faster", other - one) if one < other else ("slower", one - other)
         share = abs(other / one - 1)
         return (
-            f"{_capital(name)} takes {seconds(one)}, {against} {seconds(other)}: {seconds(by)} ({share:.1%}) {word} "
-            f"({work})."
+            f"{_capital(name)} takes {seconds(one)} per step and {against} {seconds(other)}: {seconds(by)} "
+            f"({share:.1%}) {word} ({work})."
         )
 
     def _sentence(self, each: Difference) -> str:
         gain = f"{seconds(abs(each.gain_s))} {'less' if each.gain_s > 0 else 'more'}"
         why = ", ".join(
-            f"{name} {_value(self.first, name)} instead of {_value(self.second, name)}"
+            f"{_NAMES.get(name, name)} {_value(self.first, name)} instead of {_value(self.second, name)}"
             for name in each.because[:2]
         )
         both = f"{seconds(each.first_s)} instead of {seconds(each.second_s)}, "
@@ -128,9 +133,9 @@ class PlanComparison(NamedTuple):
 
     def _memory(self) -> str:
         one, other = self.memory_bytes
-        more = f"{gib_text(abs(one - other))} {'more' if one > other else 'less'}"
-        than = "the same" if gib_text(one) == gib_text(other) else more
-        return f"Peak memory per device: {self.names[0]} needs {gib_text(one)}, {than}."
+        more = f"{gib_text(abs(one - other))} {'more' if one > other else 'less'} than"
+        than = "the same as" if gib_text(one) == gib_text(other) else more
+        return f"Peak memory per device: {self.names[0]} needs {gib_text(one)}, {than} {self.names[1]}."
 
 
 def explain(

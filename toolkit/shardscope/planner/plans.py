@@ -377,7 +377,7 @@ class Plans:
         software = setting.calibration.software
         if not problem and self.limits is not None and self.limits.leave_out(layout, software):
             label, missing = software_of(software).label, lacking(software, layout, self.asked.model)
-            problem = f"{label} does not ship {missing}; name the axis in fix to search it anyway"
+            problem = f"{label} does not support {missing}; name the axis in fix to search it anyway"
         if problem or not len(self):
             return problem or self.problem
         from shardscope.analytic.layouts import Layouts

@@ -42,7 +42,7 @@ REASONS: dict[str, str] = {
     "no job": "on an emulated cluster, no job has these settings together; `ss.Job(layout=...)` says why",
     "does not fit": "it needs more memory than the device, or the host and its drives, have",
     "not timed": "its job was not predicted: a formula ranks it lower, or a smaller job with its degrees does not fit",
-    "beaten": "at least `top` other layouts are faster and leave more memory free",
+    "beaten": "enough other layouts are faster and leave more memory free (see `top` of `ss.plan`)",
 }
 """Reason codes and their meaning, in the order in which the rules are checked."""
 

@@ -160,12 +160,15 @@ def limited_texts(names: Collection[str], beyond: Beyond | None, fastest_s: floa
         fastest_s: Step time of the fastest layout found, in seconds.
     """
     labels = [software_of(name).label for name in names]
-    texts = [f"only settings that {listed(labels)} ship{'s' * (len(labels) == 1)} were searched"]
+    texts = [f"only settings that {listed(labels)} support{'s' * (len(labels) == 1)} were searched"]
     saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
     if beyond is None or saved < LEAST_SAVED:
         return texts
     who = "it" if len(labels) == 1 else software_of(beyond.software).label
-    return [*texts, f"{beyond.lacking}, which {who} does not ship, would shorten the step by {saved:.0%}"]
+    return [
+        *texts,
+        f"{beyond.lacking}, which {who} does not support, would make the step {saved:.0%} shorter",
+    ]
 
 
 def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:
@@ -177,7 +180,7 @@ def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]
         is_named: Whether the caller named the software.
     """
     label = software_of(software).label
-    cure = f"; software={software!r} searches only what it ships"
+    cure = f"; software={software!r} searches only what it supports"
     if missing:
-        return [f"{label} does not ship {missing}{cure * (not is_named)}"]
-    return [] if is_named else [f"layouts that {label} does not ship were searched too{cure}"]
+        return [f"{label} does not support {missing}{cure * (not is_named)}"]
+    return [] if is_named else [f"layouts that {label} does not support were searched too{cure}"]

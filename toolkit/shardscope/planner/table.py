@@ -26,9 +26,9 @@ NO_BREAK = "\u00a0"
 """Space between a number and its unit, which stay on one line in a narrow table."""
 KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
-    "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
+    "over 2 of the replicas; ×2: 2 stages per rank; full, 3 of 8: only 3 of a stage's 8 layers are recomputed; "
     "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
-    "the bubble, and few frameworks ship them"
+    "the bubble; few frameworks support them"
 )
 """Explanation of the columns."""
 
@@ -56,15 +56,15 @@ def advice(found: Plans) -> str:
     if is_full(best):
         if plan.rank == 1:
             return (
-                f"Every plan nearly fills the memory: plan 1 leaves {_free(best)}, and the prediction may be "
-                "off by more."
+                f"Every plan nearly fills the memory: plan 1 leaves only {_free(best)} free, less than the error that "
+                "the prediction may have."
             )
         longer = plan.step_time_s / best.step_time_s - 1
         return (
-            f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
-            f"{_free(plan)} instead of {_free(best)} in case the predicted memory is off."
+            f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, but leaves "
+            f"{_free(plan)} of memory free instead of {_free(best)}, in case the prediction is too low."
         )
-    return f"Plan 1 leaves {_free(best)} in case the predicted memory is off."
+    return f"Plan 1 leaves {_free(best)} of memory free, in case the prediction is too low."
 
 
 def is_full(plan: PlanRow) -> bool:
@@ -89,7 +89,7 @@ def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
 
 def offload_text(found: Plans) -> str:
     """Return a sentence that says that layouts fit only with offloading; empty if some fit without."""
-    return "Fits only with offloading to the host." if found.needs_offload else ""
+    return "It fits only with offloading to the host." if found.needs_offload else ""
 
 
 def days_text(days: float) -> str:

@@ -568,7 +568,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
         low, high = (figure(each, "s") for each in found.interval)
         took = (
-            f"step {figure(found.step_time_s, 's')} ({low} to {high}), {job.last_step} steps "
+            f"step time {figure(found.step_time_s, 's')} (90% interval: {low} to {high}), {job.last_step} steps take "
             f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
         )
     if found.held_bytes is not None and found.peak_bytes is not None:
@@ -579,7 +579,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:
         at_most = "at most " if found.job.strategy.num_dropped else ""
-        sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
+        sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} per step"
     used = {"MFU": found.mfu, "link utilization": found.link_utilization}
     sent += "".join(f", {name} {each:.1%}" for name, each in used.items() if each is not None)
     return (
@@ -612,7 +612,7 @@ def _data_bound(found: JobPrediction) -> str:
     """Clause on how long ranks wait for data, in each step or in the first epoch; empty if they do not wait."""
     waits = [term for term in (found.time.walk() if found.time else ()) if term.name == WAITING]
     if waits:
-        return f", of which {figure(waits[0].value, 's')} a step waiting for data"
+        return f", of which {figure(waits[0].value, 's')} per step waiting for data"
     if found.filling_s > 0:
         return f", of which {figure(found.filling_s, 's')} waiting for data while the first epoch fills the cache"
     return ""

@@ -334,7 +334,7 @@ def _loads(
 def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> Term:
     """Return the term for one collective. Messages wait for other ranks' messages only if their number is known."""
     messages = sent.counted
-    seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
+    seconds = sent.busiest / rates.link + messages * rates.per_message_s(name, sent)
     rank = int(seconds.argmax())
     hops = _hops(messages[rank], load)
     is_sent_ahead = rates.overlaps and collective_of(name) == SEND
@@ -364,7 +364,7 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
     network, load = found.network, found.loads.get(name)
     messages = float(np.max(sent.counted))
     hops, fixed = _hops(messages, load), _FIXED[rates.latency_s > 0]
-    fixed_s = messages * rates.per_message_s(sent, found.carried_s(name, sent)) + hops * rates.latency_s
+    fixed_s = messages * rates.per_message_s(name, sent, found.carried_s(name, sent)) + hops * rates.latency_s
     if load is None:
         return _term(name, fixed_s, fixed, rates, "no bytes", messages=messages, **_latency(hops, rates))
     link = load.busiest(network)

@@ -77,7 +77,7 @@ def exposed_messages_s(
         message = flow.crossing(op.op, op.stage)
         if message is not None:
             carried_s = _carried_s(rates, flow.ranks(transfers.ranks[i]), flow.ranks(message[0]), message[1])
-            sends[i] = carried_s + rates.latency_s + rates.per_message_s(sent, carried_s)
+            sends[i] = carried_s + rates.latency_s + rates.per_message_s(flow.sends, sent, carried_s)
     with_them, without = transfers.timeline(costs, sends), Timeline.of(table, costs, 0.0)
     longest = max(_spans(flow, with_them))
     all_s = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardscope.calibration.this_machine import core_speed
 from shardscope.machine import Place
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.passes import Passes, whole_passes
+from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_layout import IN_LAYOUTS
@@ -32,7 +34,7 @@ block in both passes (`prediction.step.micro`), and the trace of a block in mixe
 class IdleMessages(NamedTuple):
     """Time per message of ranks that do not compute, by the number of ranks that send at the same time.
 
-    With more ranks than cores, messages and ranks queue for the cores.
+    Each message wakes the core of its receiver. With more ranks than cores, messages and ranks queue for the cores.
     """
 
     ranks: tuple[float, ...]
@@ -84,6 +86,8 @@ class RankRates(NamedTuple):
     """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
     latency_s: float = 0.0
     """Latency of the emulated link, in seconds; the latencies of messages that do not wait for each other overlap."""
+    axis_ranks: Mapping[str, int] = MappingProxyType({})
+    """Number of ranks in a group along each axis, if the ranks have several axes."""
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, the cores copy them in memory."""
     half_size: float | None = None
@@ -92,28 +96,32 @@ class RankRates(NamedTuple):
     passes: Passes | None = None
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
-    def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
+    def per_message_s(self, collective: str, sent: Sent, carried_s: float | None = None) -> float:
         """Return the seconds per message of a collective, in addition to latency and the time for its bytes.
 
-        Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
-        the link, the cores process the queue while the link is busy. Otherwise, each message, once its bytes have
-        arrived, waits on average for half of the messages that arrive with it.
+        Sleeping ranks of a group all send at the same time, and their messages queue for the cores. Groups do not wait
+        for each other: one that is behind sends while the ranks of others sleep. If the queue takes longer than the
+        link, the cores process the queue while the link is busy. Otherwise, each message, once its bytes have arrived,
+        waits on average for half of the messages that arrive with it.
 
         Args:
+            collective: Name of the collective, with its axis.
             sent: Traffic of the collective.
             carried_s: Seconds in which the limiting links carry one message of each rank; None for the rank's own
                 link.
         """
         messages = np.maximum(sent.counted, 1)
         known = sent.messages if sent.assumed_messages is None else sent.counted
-        senders = float(np.sum(known)) / max(1, int(np.max(known)))
+        group = self.axis_ranks.get(axis_of(collective) or "", inf)
+        senders = min(group, float(np.sum(known)) / max(1, int(np.max(known))))
         if self.idle is None or senders <= 1.0:
             return self.message_s
         if carried_s is None:
             carried_s = float(np.max(sent.busiest / messages)) / self.link
-        arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
-        waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
-        return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)
+        arriving = min(group, float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest))))
+        alone_s = min(self.message_s, self.idle.at(senders))
+        waits_s = max(0.0, self.idle.at(arriving) - alone_s) / 2
+        return max(alone_s + waits_s, self.idle.at(senders) - carried_s)
 
     @classmethod
     def of_this_machine(
@@ -146,6 +154,7 @@ class RankRates(NamedTuple):
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
         sent = _messages(job, host, ranks, emulated, place, is_idle=is_idle)
+        shape = job.strategy.shape(job.world_size)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
@@ -168,6 +177,7 @@ class RankRates(NamedTuple):
             idle=sent.idle,
             network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
             latency_s=sent.latency_s,
+            axis_ranks={axis: len(axis_groups(shape, axis)[0]) for axis in shape},
             overlaps=limit_of(job, emulated) is not None,
         )
 

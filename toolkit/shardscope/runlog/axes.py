@@ -10,6 +10,9 @@ from math import prod
 
 EXPERT_DATA = "expert-data"
 """Name of the axis of data ranks that hold the same experts."""
+_HYPHENATED = {
+    name.replace("-", " "): name for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+}
 TOKENS = "expert:all_to_all"
 """Name of the all-to-alls that send tokens to the experts of other ranks and back."""
 
@@ -33,6 +36,19 @@ def axis_of(name: str) -> str | None:
 def collective_of(name: str) -> str:
     """Return a collective's name without its axis."""
     return name.rpartition(":")[2]
+
+
+def collective_text(name: str) -> str:
+    """Return the name of a collective or another activity for people.
+
+    Example:
+        >>> collective_text("data:ring_reduce_scatter")
+        'data: ring reduce-scatter'
+    """
+    axis, text = axis_of(name), collective_of(name).replace("_", " ")
+    for plain, hyphenated in _HYPHENATED.items():
+        text = text.replace(plain, hyphenated)
+    return text if axis is None else f"{axis}: {text}"
 
 
 def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:

@@ -91,7 +91,7 @@ class _Recorded:
     def _note(self, messages: Sequence[StepEvent]) -> str:
         parts = []
         if any(event["event"] == "memory" for event in self.own):
-            parts.append("Memory is measured in this step, which makes it slower than others.")
+            parts.append("This step is slower than others, because its memory was measured.")
         if not messages and self.job.world_size > 1:
             parts.append("The backend does not report its messages, so only its collectives are shown.")
         return " ".join(parts)

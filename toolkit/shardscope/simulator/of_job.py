@@ -131,7 +131,7 @@ class JobStepGraph:
                 traffic, loads = traffic_of_copies(flow, traffic, self.rates, StepPlan(calls), place)
             sent = traffic[collective]
             carried_s = None if loads is None else loads.carried_s(collective, sent)
-            self._times[collective, place] = self.rates.per_message_s(sent, carried_s)
+            self._times[collective, place] = self.rates.per_message_s(collective, sent, carried_s)
         return self._times[collective, place]
 
     def _way_out(self, each: Exchange, rank: int) -> tuple[int, ...]:

@@ -160,15 +160,13 @@ def _check_bytes(prediction: JobPrediction, plan: StepPlan) -> None:
 
 
 def _note(times: StepTimes, group: int) -> str:
-    sentences = [
-        "There is no contention between messages; activations are assumed to grow evenly during a pass."
-    ]
+    sentences = ["Messages do not slow each other down; activations grow evenly during a pass."]
     if times.communication is None:
-        sentences.append("Communication that computation hides is spread evenly over the passes.")
+        sentences.append("Communication that overlaps with computation is spread evenly over the passes.")
     else:
-        sentences.append("No overlap of computation and communication is assumed.")
+        sentences.append("Computation and communication do not overlap.")
     if group > 1:
-        sentences.append(f"Up to {group} neighbouring collectives are drawn as one.")
+        sentences.append(f"Up to {group} successive collectives are drawn as one.")
     return " ".join(sentences)
 
 

@@ -91,7 +91,7 @@ def _joined(table: Settings, names: Sequence[str]) -> str:
     words = [
         words_of(*each) for each in known if not is_off(*each) and not (alone and each[0] == "world_size")
     ]
-    return ", ".join(words or [words_of(*each) for each in known])
+    return " · ".join(words or [words_of(*each) for each in known])
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ class CommunicationInputs(t.HasTraits):
     algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Names of the algorithms to compare.")
     per_node = own_trait(8, "Workers per node", "Workers per node, for the hierarchical algorithm.", least=1)
     inner_bandwidth = own_trait(
-        2400.0, "In a node", "Bandwidth within a node, in the chosen unit.", least=1e-6, step=1
+        2400.0, "Within a node", "Bandwidth within a node, in the chosen unit.", least=1e-6, step=1
     )
     servers = own_trait(1, "Servers", "Number of parameter servers, or of BytePS CPU machines.", least=1)
     dedicated = own_trait(False, "Dedicated servers", "Whether the servers run on separate machines.")
@@ -46,7 +46,7 @@ class CommunicationInputs(t.HasTraits):
     overlap = own_trait(
         0.0,
         "Overlap",
-        "Fraction of the computation that can hide communication, 0 to 1.",
+        "Fraction of the computation that communication can overlap with, 0 to 1.",
         least=0,
         most=1,
         step=0.05,

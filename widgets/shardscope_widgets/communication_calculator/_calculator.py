@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 OVER_A_RING = "Over a ring"
-ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
+ABOUT = (
+    "time and traffic of collectives, from formulas; hover over a curve for its formula, inputs and source"
+)
 
 
 class _Frame(Frame):
@@ -69,7 +71,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         self.status, self.problem, self.table = (widgets.HTML() for _ in range(3))
         self.tabs = widgets.Tab(list(self.views.values()), titles=tuple(self.views))
         self.again = widgets.Button(description="Time compression again", icon="refresh")
-        self.again.tooltip = "Other programs may have slowed the compression that was timed"
+        self.again.tooltip = "Time compression again, in case other programs slowed it down"
         self.again.on_click(self._guard.callback(self._time_again))
         self.views["Compression"].children += (self.again,)
         self._arrange()
@@ -140,14 +142,14 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
 
     def _in_words(self) -> str:
         question = self.question
-        rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
+        rate = f"{bytes_text(question.bandwidth)}/s in each direction ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
         what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
-        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} per message"
+        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} of latency"
 
 
 _SYMBOLS = (
-    "In formulas, S is the size of the message, W the number of workers, α the latency, B the bandwidth, and γ the "
-    "rate at which a worker adds bytes, which is unlimited here."
+    "In formulas, S is the message size, W the number of workers, α the latency and B the bandwidth. γ is the rate at "
+    "which a worker sums bytes, which is unlimited here."
 )
 
 
@@ -196,7 +198,7 @@ def _first_text(found: list[Answer]) -> str:
         return ""
     name = title(found[0].algorithm)
     is_fastest = " is the fastest" if found[1:] else ""
-    return f"{name[0].upper()}{name[1:]}{is_fastest}, {duration_text(found[0].seconds)}: "
+    return f"{name[0].upper()}{name[1:]}{is_fastest}, at {duration_text(found[0].seconds)}: "
 
 
 def answers_html(found: list[Answer]) -> str:

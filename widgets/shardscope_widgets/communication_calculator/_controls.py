@@ -129,5 +129,5 @@ def panel(asked: CommunicationInputs, controls: dict[str, widgets.DOMWidget], wa
     asked.observe(name_units, "bandwidth_unit")
     show()
     name_units()
-    scaling = heading("Training step", "for efficiency and compression")
+    scaling = heading("Training step", "for the tabs Efficiency and Compression")
     return widgets.VBox([what, heading("Compare"), ways, some, scaling, last])

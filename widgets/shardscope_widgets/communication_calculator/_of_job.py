@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HALF_A_STEP = 0.05
 """Largest relative error of the message size when the slider rounds it to one of 24 positions per decade."""
-_WORKING = "Compression is being timed on this machine"
+_WORKING = "Timing compression on this machine"
 
 
 class JobStep(Background):

@@ -40,7 +40,7 @@ def _draw_speedup(worth: Worth | str) -> Drawing:
     if isinstance(worth, str):
         return [], theme.empty(worth), ""
     shown = speedup.compression_speedup_info(worth, slides=False)
-    how = "Workers compute, compress at memory bandwidth, and send over a ring, without overlap."
+    how = "Assumes that workers compute, compress at memory bandwidth and then run a ring all-reduce, without overlap."
     if worth.of:
         how = f"{worth.of}: compression times were measured on this machine."
     return (
@@ -74,7 +74,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self.round = widgets.IntSlider(description="Round", min=1, max=1, value=1)
         self.play = widgets.Play(interval=900, min=1, max=1, value=1, show_repeat=False)
         self.drawing, self.words, self.about = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.round.tooltip = "The round that is drawn"
+        self.round.tooltip = "Round to draw"
         widgets.jslink((self.play, "value"), (self.round, "value"))
         bar = classed(widgets.HBox([self.algorithm, self.play, self.round]), "ss-bar")
         telling = classed(widgets.VBox([self.words, self.about]), "ss-telling")

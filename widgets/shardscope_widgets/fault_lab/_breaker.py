@@ -31,11 +31,9 @@ class Breakage(t.HasTraits):
     """Settings of a fault to inject: which rank, when, and for how long."""
 
     rank = own_trait(0, "Rank", "The rank that is killed or slowed down.", values=named([0]), least=0)
-    step = own_trait(
-        0, "Before step", "The step before which the fault occurs.", blank="the next one", least=0
-    )
+    step = own_trait(0, "Before step", "The step before which the fault occurs.", blank="the next", least=0)
     factor = own_trait(
-        3.0, "Slowdown", "Factor by which the compute time of a slowed rank grows.", least=1.1, most=100.0
+        3.0, "Slowdown", "Factor by which a slowed rank's compute time grows.", least=1.1, most=100.0
     )
     num_steps = own_trait(20, "Steps slowed", "Number of steps for which a rank is slowed down.", least=1)
 
@@ -73,7 +71,7 @@ class Breaker:
         }
         bar = classed(widgets.HBox(list(self.controls.values())), "ss-controls", "ss-break-bar")
         self.body = widgets.VBox([bar, *self._rows.values()])
-        title = heading("Break something", "real faults, in the run in progress")
+        title = heading("Inject faults", "into the run in progress")
         self.box = classed(widgets.VBox([title, self.body, self.said, self.resumer.box]), "ss-break")
         self.resize_box = classed(widgets.VBox([self.resizer.box]), "ss-break")
         self.show(None, None)

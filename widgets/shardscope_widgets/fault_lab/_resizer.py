@@ -68,7 +68,7 @@ class Resizer:
         if why_not:
             text = why_not
         elif self._asked:
-            text = f"Requested: {plural(self._asked, 'rank')}, which start after the step in progress."
+            text = f"Requested: {plural(self._asked, 'rank')}, which will start after the step in progress."
         else:
             assert not isinstance(self._run.job, ObservedJob)
             text = _words.resize_text(self._run.job, before, wanted)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
-AGAIN = "The run has no checkpoint, so this starts its job again, from the first step."
+AGAIN = "The run has no checkpoint, so its job starts again from the first step."
 
 
 def carry_on(run: Run, root: Path | None) -> Run:
@@ -77,4 +77,4 @@ def _offer(run: Run) -> str:
     left = run.job.last_step - saved
     if left <= 0:
         return ""
-    return f"Starts a new run from the checkpoint of step {saved}; {plural(left, 'step')} are left to train."
+    return f"Starts a new run from the checkpoint of step {saved}; {plural(left, 'step')} remain."

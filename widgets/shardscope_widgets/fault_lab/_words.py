@@ -11,16 +11,14 @@ from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.words import plural
 
 NOT_RUNNING = (
-    "This run has ended, so no faults can be injected. Launch a run, and break it here while it trains."
+    "This run has ended, so no faults can be injected. Launch a run, and inject faults here while it trains."
 )
-NO_RUN = "Launch a run, and break it here while it trains."
-OBSERVED = "This run records a training script of your own (ss.observe), which cannot be broken from here."
-OBSERVED_SIZE = (
-    "This run records a training script of your own (ss.observe), which cannot be resized from here."
-)
+NO_RUN = "Launch a run, and inject faults here while it trains."
+OBSERVED = "This run records a training script of your own (ss.observe), so no faults can be injected here."
+OBSERVED_SIZE = "This run records a training script of your own (ss.observe), so it cannot be resized here."
 _NO_RECOVERY = (
-    "The run then fails, because its job has no recovery: to see it recover, set Restarts and Checkpoint "
-    "every before it starts."
+    "The run then fails, because its job has no recovery. To see a run recover, set Restarts and Checkpoint every "
+    "before it starts."
 )
 
 
@@ -56,7 +54,7 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
     source = (
         f"from the checkpoint of step {saved}" if saved else "from the beginning, as there is no checkpoint"
     )
-    return f"{killed} All ranks then continue {source}, and repeat {plural(lost, 'step')}."
+    return f"{killed} All ranks then continue {source} and repeat {plural(lost, 'step')}."
 
 
 def asked_text(fault: AnyFault, step: int) -> str:
@@ -72,9 +70,7 @@ def asked_text(fault: AnyFault, step: int) -> str:
     if isinstance(fault, Slow):
         first, last = fault.steps
         lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "until the run ends"
-        return (
-            f"Requested: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
-        )
+        return f"Requested: {fault.who} computes {fault.factor:g} times slower {lasts}, starting with its next step."
     return f"Requested: {fault.text.replace(f'before step {fault.step}', when_text(0))}."
 
 
@@ -88,20 +84,21 @@ def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps
         factor: Factor by which the rank's compute time grows.
         num_steps: Number of slow steps.
     """
-    begin = f"from step {step} on" if step else "from its next step on"
+    begin = f"starting with step {step}" if step else "starting with its next step"
     slowed = f"Rank {rank} computes {factor:g} times slower for {plural(num_steps, 'step')}, {begin}."
     strategy, world_size = standing.job.strategy, standing.job.world_size
     if world_size == 1:
         return slowed
     drift, bound = strategy.drift(world_size), getattr(strategy, "bound", math.inf)
     if drift is None and math.isfinite(bound):
-        how = f"the others run ahead until gradients are {plural(int(bound), 'update')} stale, and then wait for it"
+        stale = plural(int(bound), "update")
+        how = f"the other ranks run ahead until its gradients are {stale} stale, and then wait for it"
     elif drift is None:
         how = "the other ranks do not wait for it"
     elif drift:
-        how = f"the others run up to {plural(drift, 'step')} ahead, and then wait for it"
+        how = f"the other ranks run up to {plural(drift, 'step')} ahead, and then wait for it"
     else:
-        how = "all ranks wait for the slowest in every step"
+        how = "all ranks wait for the slowest one in every step"
     return f"{slowed} With {strategy.label}, {how}."
 
 
@@ -114,10 +111,10 @@ def drop_text(node: int, step: int, seconds: float, timeout_s: float) -> str:
         seconds: Duration of the drop, in seconds.
         timeout_s: Time that a rank waits for another rank, in seconds.
     """
-    dropped = f"The link of node {node} carries nothing for {seconds:g} s, {when_text(step)}."
+    dropped = f"The link of node {node} carries no traffic for {seconds:g} s, {when_text(step)}."
     if seconds < timeout_s:
         return f"{dropped} The other ranks wait until its messages arrive again."
-    return f"{dropped} That is longer than ranks wait for each other ({timeout_s:g} s), so the run fails or restarts."
+    return f"{dropped} That exceeds the timeout of {timeout_s:g} s, so the run fails or restarts."
 
 
 def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
@@ -126,19 +123,19 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
         return OBSERVED_SIZE
     if job.elastic is None:
         return (
-            f"This run always has {plural(job.world_size, 'rank')}. To resize a run, set Elastic, for example to 2:4, "
-            "before it starts."
+            f"The number of ranks of this run is fixed ({job.world_size}). To be able to resize a run, set Elastic "
+            "(such as 2:4) before it starts."
         )
-    return "" if is_alive else "This run has ended, so it can no longer be resized."
+    return "" if is_alive else "This run has ended, so it cannot be resized."
 
 
 def resize_text(job: Job, before: int, after: int) -> str:
     """Return sentences on what changing the number of ranks of a run of `job` from `before` to `after` does."""
     if before == after:
-        return f"The run has {plural(before, 'rank')}. Choose another number."
+        return f"The run already has {plural(before, 'rank')}. Choose another number."
     in_memory = job.recovery is not None and job.recovery.replica_every is not None
     saved = "copy their state to memory" if in_memory else "save a checkpoint"
     return (
-        f"After the step in progress, the {plural(before, 'rank')} {saved} and end; {plural(after, 'rank')} load it "
-        "and take the next step, so no step is lost."
+        f"After the step in progress, the {plural(before, 'rank')} {saved} and end; {plural(after, 'rank')} load this "
+        "state and continue, so no step is lost."
     )

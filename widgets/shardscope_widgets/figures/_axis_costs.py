@@ -111,14 +111,14 @@ def axis_costs_text(info: AxisCostsInfo) -> str:
     here = info.measured or info.predicted
     if here is None:
         return text
-    origin = f"measured ({_of_steps(info)})" if info.measured else "predicted before it runs"
+    origin = f"measured ({_of_steps(info)})" if info.measured else "predicted before the run"
     text += f" In the small job, {_most(here)}, as {origin}."
     if here.ranking[0] != info.planned.ranking[0]:
         why = (
             "In the small job, this machine's cores also spend time on each message, and ranks of one node exchange "
-            "messages in its memory, which is not slowed like other links."
+            "messages through memory, which is not slowed down as other links are."
         )
-        text = " ".join((text, "The first is the answer for the plan.", *info.notes, why))
+        text = " ".join((text, "For the plan, the first of the two counts.", *info.notes, why))
     return text
 
 
@@ -130,8 +130,8 @@ def _most(costs: AxisCosts) -> str:
     first, *others = [f"{axis} {costs.share(axis):.1%}" for axis in costs.ranking]
     name = costs.ranking[0]
     rest = f"; {listed(others)}" if others else ""
-    only = "is the only one" if not others else "costs most"
-    return f"the {name} axis {only}: {first.removeprefix(name).strip()} of a step{rest}"
+    only = "is the only one" if not others else "costs the most time"
+    return f"the {name} axis {only}: {first.removeprefix(name).strip()} of the step time{rest}"
 
 
 def axis_costs_table(info: AxisCostsInfo, degrees: Mapping[str, tuple[int, int]]) -> Table:
@@ -143,7 +143,7 @@ def axis_costs_table(info: AxisCostsInfo, degrees: Mapping[str, tuple[int, int]]
     """
     columns = [("The plan, predicted", info.planned), ("Small job, predicted", info.predicted)]
     columns.append((f"Small job, {_of_steps(info) if info.measured else 'measured'}", info.measured))
-    rows = [["a step", *(duration_text(costs.step_s) if costs else "…" for _, costs in columns)]]
+    rows = [["step time", *(duration_text(costs.step_s) if costs else "…" for _, costs in columns)]]
     for axis in info.planned.ranking:
         there, here = degrees[axis]
         name = (

@@ -100,7 +100,7 @@ def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers+text",
-        "name": "fastest algorithm changes",
+        "name": "fastest algorithm changes here",
         "showlegend": bool(crossings),
         "text": [f"<b>{number}</b>" for number in range(1, len(crossings) + 1)],
         "textposition": "bottom center",
@@ -120,9 +120,9 @@ def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
 
 
 def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
-    """Describe a crossing as ``ring overtakes tree at 710 kB``."""
+    """Describe a crossing as ``ring becomes faster than tree at 710 kB``."""
     where = _place(crossing, by_size=by_size)
-    return f"{title(crossing.above)} overtakes {title(crossing.below)} at {where}"
+    return f"{title(crossing.above)} becomes faster than {title(crossing.below)} at {where}"
 
 
 def _place(crossing: Crossing, *, by_size: bool) -> str:
@@ -181,7 +181,7 @@ def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
         "yaxis2": theme.axis("", anchor="x2", **volume),
         "annotations": [
             heading("time", HALVES[0][0]),
-            heading("sent by the busiest worker", HALVES[1][0]),
+            heading("bytes sent by the busiest worker", HALVES[1][0]),
             *_names(info.crossings, by_size=by_size),
         ],
         "shapes": [here_line(place, axis) for axis in ("", "2")],
@@ -191,7 +191,7 @@ def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
 def _names(crossings: Sequence[Crossing], *, by_size: bool) -> list[dict[str, Any]]:
     """Return the legend of the numbered diamonds: a list of crossings in the upper left, where there are no curves."""
     lines = [
-        f"◆<b>{n}</b> {title(crossing.above)} from {_place(crossing, by_size=by_size)} on"
+        f"◆<b>{n}</b> {title(crossing.above)} is fastest from {_place(crossing, by_size=by_size)} on"
         for n, crossing in enumerate(crossings, 1)
     ]
     if not lines:
@@ -241,9 +241,7 @@ def curves_text(info: CostCurvesInfo) -> str:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append(
-            "No other algorithm is faster anywhere in this range." if at and len(info.lines) > 1 else ""
-        )
+        words.append("It is the fastest over the whole range shown." if at and len(info.lines) > 1 else "")
     words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))
 
@@ -266,9 +264,9 @@ def _efficiency_trace(
     computing = duration_text(question.compute_s)
     c, name = ("c", "weak") if axis == "x" else ("c/W", "strong")
     hover = (
-        f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "
-        f"a speed-up of %{{customdata:.3~r}}<br>{name} scaling: {c} / ({c} + e), with computing c = {computing}"
-        f"<br>and exposed communication e = max(0, time − {question.overlap:.0%} of {c}), where time is<br>"
+        f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal speed-up on %{{x}} workers, "
+        f"which is %{{customdata:.3~r}} ×<br>{name} scaling: {c} / ({c} + e), with compute time c = {computing}"
+        f"<br>and exposed communication time e = max(0, time − {question.overlap:.0%} of {c}), where time is<br>"
         f"{wrapped(ALGORITHMS[line.algorithm].formulas['all_reduce'], 70)}<extra></extra>"
     )
     speed_up = (values * line.workers).tolist()
@@ -285,8 +283,8 @@ def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
         "yaxis": theme.axis("", anchor="x", **y),
         "yaxis2": theme.axis("", anchor="x2", **y),
         "annotations": [
-            heading("weak scaling: equal batch per worker", HALVES[0][0]),
-            heading("strong scaling: one batch for all", HALVES[1][0]),
+            heading("weak scaling: fixed batch per worker", HALVES[0][0]),
+            heading("strong scaling: fixed global batch", HALVES[1][0]),
         ],
         "shapes": [here_line(info.question.workers, axis) for axis in ("", "2")],
     }
@@ -301,7 +299,7 @@ def efficiency(question: CommunicationQuestion) -> go.Figure:
 def efficiency_text(info: EfficiencyInfo) -> str:
     """Describe the best weak and strong scaling efficiency at the chosen number of workers."""
     if not info.lines:
-        return "Efficiency is defined for an all-reduce of gradients: tick an algorithm that implements it."
+        return "Scaling efficiency is defined for an all-reduce of gradients: tick an algorithm that implements it."
     count = info.question.workers
     here = [line for line in info.lines if count in line.workers]
     if not here:

@@ -24,7 +24,7 @@ from shardscope_widgets.figures._ghosts import Gap, Ghost, diamonds, largest_gap
 from shardscope_widgets.figures._timeline import COMPUTE
 from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.trace import Trace, TraceSpan, named_apart
-from shardscope_widgets.words import bytes_text, duration_text, listed, plural
+from shardscope_widgets.words import bytes_text, duration_text, plural
 
 CODEC = "codec"
 PARTS = (
@@ -163,29 +163,31 @@ def compression_text(info: CompressionInfo) -> str:
 
 
 def _sentence(run: CompressedRun) -> str:
-    parts = [_bytes_words(run), _codec_words(run)]
+    told = [f"{run.label} {_bytes_words(run)} and {_codec_words(run)}."]
     plain = run.plain
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
-            parts.append(
-                f"takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)} per step"
-            )
+            told.append(f"A step takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)}.")
         own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
-        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
-    return f"{run.label} {listed(parts)}."
+        told.append(f"Its {FIGURES['loss_mean'].label} is {own}, versus {other} uncompressed.")
+    return " ".join(told)
 
 
 def _bytes_words(run: CompressedRun) -> str:
     if run.bytes_per_step is None:
-        return "has not finished its first local-SGD period"
-    words = f"sends {bytes_text(run.bytes_per_step)} per step (all ranks)"
+        return "has not finished its first period of local SGD"
+    words = f"sends {bytes_text(run.bytes_per_step)} per step over all ranks"
     return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
 
 
 def _codec_words(run: CompressedRun) -> str:
     if run.parts is None:
         return "has no measured compression time"
-    return f"compresses for {duration_text(run.parts[1])}" if run.parts[1] else "compresses nothing"
+    return (
+        f"spends {duration_text(run.parts[1])} per step on compression"
+        if run.parts[1]
+        else "compresses nothing"
+    )
 
 
 def draw_compression(info: CompressionInfo) -> go.Figure:
@@ -198,7 +200,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
-        ("Residual", "norm of the unsent part", _RIGHT),
+        ("Residual", "norm of what is not sent yet", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
@@ -323,7 +325,7 @@ def _legend_names(info: CompressionInfo) -> list[str]:
 def _no_residuals() -> dict[str, Any]:
     """Return the text that is shown in place of the residuals if no run has any."""
     return {
-        "text": "no run carries<br>a residual over<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
+        "text": "no run has<br>a residual<br>(error feedback)", "x": sum(_RIGHT) / 2, "y": 0.5,
         "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12, "color": theme.GREY},
     }  # fmt: skip
 

@@ -32,7 +32,7 @@ _FARTHEST = 100.0
 _HERE = "#d1495b"
 _ALIKE = 0.03
 """Largest relative difference of lines that lie on each other."""
-_PLOT_PX, _LETTER_PX = (440.0, 300.0), (6.0, 14.0)
+_PLOT_PX, _LETTER_PX = (340.0, 300.0), (6.0, 14.0)
 """Width and height of a small plot, so that names fit in all, and of a letter of a name in it."""
 
 
@@ -152,16 +152,16 @@ def _bandwidths(worth: Worth) -> list[float]:
 
 
 def _here_text(worth: Worth) -> str:
-    """Return text on the chosen link: the fastest method within its tolerance, and its gain over the
+    """Return two lines on the chosen link: the fastest method within its tolerance, and its gain over the
     uncompressed step.
     """
     chosen, plain, link = worth.recommended, worth.plain, bit_rate_text(worth.link.bandwidth)
     if not chosen.compression.is_on:
-        return f"{link}: uncompressed, {duration_text(plain.step_s)}"
+        return f"{link}:<br>{duration_text(plain.step_s)} per step, uncompressed"
     name, gain = chosen.compression.label, faster_text(worth.speedup(chosen))
     if not worth.pays:
-        return f"{link}: {gain} with {name}, below {ERROR}"
-    return f"{link}: {duration_text(chosen.step_s)} with {name} instead of {duration_text(plain.step_s)} ({gain})"
+        return f"{link}:<br>{gain} with {name}, below {ERROR}"
+    return f"{link}:<br>{duration_text(chosen.step_s)} with {name} instead of {duration_text(plain.step_s)} ({gain})"
 
 
 def compression_speedup_text(info: CompressionSpeedupInfo) -> str:
@@ -190,7 +190,8 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         ends = info.threshold or info.bandwidths[0], min(info.crossing, info.bandwidths[-1])
         shapes.append(_band(*ends))
         notes.append(
-            _note("below the prediction error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4}
+            _note("gain below the<br>prediction error", ends[0], 0.0, theme.GREY)
+            | {"xanchor": "left", "xshift": 4}
         )
     if info.bandwidths[-1] < info.crossing < inf:
         notes.append(
@@ -199,7 +200,7 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         notes[-1] |= {"xanchor": "right", "xshift": -4}
     if 0 < info.threshold < inf:
         shapes.append(theme.rule(theme.AXIS, x=8 * info.threshold, width=1.4, dash="dot"))
-        text = f"<b>pays off below {bit_rate_text(info.threshold)}</b>"
+        text = f"<b>pays off below<br>{bit_rate_text(info.threshold)}</b>"
         notes.append(_note(text, info.threshold, 0.0, theme.GREY) | {"xanchor": "right", "xshift": -4})
     low, high = _seconds_range(info)
     first, last = 8 * info.bandwidths[0], 8 * info.bandwidths[-1]
@@ -208,7 +209,7 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
     return {
         "xaxis": theme.axis("bandwidth of a rank's link", **x), "yaxis": theme.axis("time per step", **y),
         "shapes": shapes, "annotations": notes, "sliders": [_slider(info)] if info.said else [], "showlegend": True,
-        "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 96, "b": 8},
+        "height": 536 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 96, "b": 8},
         "legend": theme.LEGEND_ABOVE | {"entrywidth": 170},
     }  # fmt: skip
 

@@ -88,7 +88,7 @@ def expert_load_text(info: ExpertLoadInfo) -> str:
         is_even = last <= EVEN_UP_TO
         change = "fell" if last < first else "rose"
         parts.append(
-            f"the mean imbalance of the layers {change} from {first:.2f} to {last:.2f}"
+            f"the busiest expert's load (mean over layers) {change} from {first:.2f} to {last:.2f}"
             + (", which is nearly even" if is_even else "")
         )
     return "; ".join(parts) + "."

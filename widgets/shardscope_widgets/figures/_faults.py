@@ -324,7 +324,7 @@ def incident_text(incident: Incident) -> str:
     cause = incident.cause[:1].upper() + incident.cause[1:]
     noticed = f"noticed after {duration_text(max(0.0, incident.detected_s - incident.failed_s))}"
     if incident.again_s is None:
-        return f"{cause}, {noticed}; the ranks are starting again."
+        return f"{cause}, {noticed}; the ranks are restarting."
     where = f"the checkpoint of step {incident.resumed} {SOURCES.get(incident.source, '')}".strip()
     fewer = f" on {plural(incident.after, 'rank')}" if 0 < incident.after < incident.before else ""
     return (
@@ -343,7 +343,8 @@ def _goodput(info: FaultsInfo) -> str:
     took = f"; {listed(rest)}" if rest else ""
     return (
         f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the "
-        f"{duration_text(info.wall_s)} since the first rank was ready went into steps that were kept{took}."
+        f"{duration_text(info.wall_s)} since the first rank was ready went into steps that did not have to be "
+        f"repeated{took}."
     )
 
 

@@ -101,7 +101,7 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
     if trial.reason:
         lines.append(safe(trial.reason))
     if trial.is_by_noise:
-        lines.append(f"beats the front only in time, by less than {QUICKER_BY:.0%}")
+        lines.append(f"better than the front only in time, by less than {QUICKER_BY:.0%}")
     best = trial.best if y in {"loss", "error"} else None
     across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
@@ -132,7 +132,7 @@ def front_text(info: FrontInfo) -> str:
         best = steps[-1]
         return (
             f"Best of {plural(len(info.complete), 'complete trial')}: trial {best.number} with "
-            f"{objective_text(info.y, best.y)} ({title_of(info.y)}). The line is the best so far."
+            f"{objective_text(info.y, best.y)} ({title_of(info.y)}). The line shows the best value so far."
             + _others(info)
         )
     ends = [
@@ -145,7 +145,8 @@ def front_text(info: FrontInfo) -> str:
     told = f"On {info.link}, {line}" if info.link else f"{line[0].upper()}{line[1:]}"
     front = sum(dot.is_front for dot in info.complete)
     return (
-        f"{told}: {listed(ends)}. Ringed in green: {front} on the Pareto front of all objectives.{_noise_text(info)}"
+        f"{told}: {listed(ends)}. Ringed in green: the {front} on the Pareto front of all objectives."
+        + _noise_text(info)
         + _others(info)
     )
 

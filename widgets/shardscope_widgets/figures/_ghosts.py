@@ -18,7 +18,7 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import StackBar
 from shardscope_widgets.figures._timeline import TimelineInfo
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.words import bytes_text, duration_text, safe
+from shardscope_widgets.words import bytes_text, collective_text, duration_text, safe
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
@@ -194,9 +194,11 @@ def diamonds(x: Sequence[str], y: Sequence[float | None], axes: str, name: str, 
 
 def _gap_text(gap: Gap, text: Any, *, whole: float) -> str:
     if abs(gap.predicted - gap.measured) < _NOT_TELLING * whole:
-        return f"Dashed and fainter: predicted. Every part agrees within {_NOT_TELLING:.0%}."
+        return (
+            f"Dashed and fainter: predicted. Predicted and measured values agree within {_NOT_TELLING:.0%}."
+        )
     return (
-        f"Dashed and fainter: predicted. Largest gap: {gap.what}, {text(gap.predicted)} predicted and "
+        f"Dashed and fainter: predicted. Largest difference: {gap.what}, {text(gap.predicted)} predicted and "
         f"{text(gap.measured)} measured."
     )
 
@@ -224,9 +226,9 @@ def _ghost_bar(part: str, name: str, starts: list[float], lengths: list[float], 
     look = theme.IDLE if part == IDLE else theme.span_look(name)
     return {
         "type": "bar", "orientation": "h", "base": starts, "x": lengths, "y": [row] * len(starts), "width": 0.42,
-        "name": f"{PREDICTED} {name.replace('_', ' ')}", "opacity": _FAINT, "showlegend": False,
+        "name": f"{PREDICTED} {collective_text(name)}", "opacity": _FAINT, "showlegend": False,
         "marker": theme.striped(look, size=5, solidity=0.22) | {"line": {"width": 1, "color": look.colour}},
-        "hovertemplate": f"<b>{PREDICTED} {name.replace('_', ' ')}</b>, %{{x:.3g}} ms<extra></extra>",
+        "hovertemplate": f"<b>{PREDICTED} {collective_text(name)}</b>, %{{x:.3g}} ms<extra></extra>",
     }  # fmt: skip
 
 

@@ -60,7 +60,8 @@ def importances_text(info: ImportancesInfo) -> str:
         return f"No setting explains the differences in {what} among {plural(info.trials, 'trial')}."
     return (
         f"Fitted for {what} on {plural(info.trials, 'complete trial')}: {info.names[0]} matters most "
-        f"({info.shares[0]:.0%}). A setting of one branch is compared only among the trials of that branch."
+        f"({info.shares[0]:.0%} of the variance). A setting of one choice, such as of one optimizer, is "
+        "compared only among the trials with that choice."
     )
 
 

@@ -148,20 +148,21 @@ def _ratio_words(info: LayersInfo) -> str:
     )
     plain = [row.layer for row in info.rows if all(value is None for value in row.ratio)]
     held = sorted({bound for row in info.rows for bound in row.bound if bound})
-    words += f"; {plural(len(plain), 'layer')} not adapted" if plain else ""
-    return words + (f"; crosses are ratios limited by {listed(held)}" if held else "")
+    words += f"; {plural(len(plain), 'layer')} without a trust ratio" if plain else ""
+    return words + (f"; crosses mark ratios limited by {listed(held)}" if held else "")
 
 
 def _debt_words(info: LayersInfo) -> str:
     if not info.debts:
         return ""
     most = info.debts[0]
-    said = f"the largest residual is in {most.layer}, {_number(most.last)} times the gradient of a step"
+    said = f"the largest residual, that of {most.layer}, has {_number(most.last)} times the norm of a step's gradient"
     small = [debt for debt in info.debts if not debt.is_checked and debt.last > LATE]
     if small:
+        raises = "raises" if len(small) == 1 else "raise"
         said += (
-            f"; no alarm is raised for {plural(len(small), 'layer')} above the threshold of {LATE:g}, because a "
-            f"gradient below {CARRIES:.0%} of the whole can be sent late with little harm"
+            f"; {plural(len(small), 'layer')} above the threshold of {LATE:g} {raises} no alarm, because "
+            f"gradients below {CARRIES:.0%} of the whole can be sent late with little harm"
         )
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:
@@ -185,18 +186,18 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         height = min(_MOST, max(_LEAST, _TOP + _BOTTOM + _ROW * len(info.rows)))
         figure.add_traces(_map(info, left, height))
         layout |= _map_axes(info, left, height)
-        about = "of each layer; crosses: at a bound"
+        about = "of each layer; crosses: limited by a bound"
         layout["annotations"].append(theme.heading("Trust ratio", about, x=left[0]))
     if info.debts:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
         shares = (
-            "; dotted: for a rank's share of the mean"
+            "; dotted: of a rank's share of the mean"
             if any(debt.kind == "share" for debt in info.debts)
             else ""
         )
         layout["annotations"] += [
-            theme.heading("Residual", f"÷ gradient{shares}", x=right[0]),
+            theme.heading("Residual norm", f"÷ gradient norm{shares}", x=right[0]),
             _late_note(info),
         ]
         layout["shapes"].append(theme.rule(ALARM, y=LATE, axis="2", along="x2 domain", width=1.4))

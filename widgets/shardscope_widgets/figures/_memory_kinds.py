@@ -123,8 +123,8 @@ def _sentence(run: RunBars, *, is_alone: bool) -> str:
     own = [f"{bytes_text(size)} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
     gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
     gap = gap.removeprefix("Dashed and fainter: predicted. ")  # the legend says so
-    when = " at its own peak, not all at once" if bar.total > bar.end else ""
-    kinds = f"; each type{when}: {listed(own)}" if is_alone and own else ""
+    when = ", each at its own peak" if bar.total > bar.end else ""
+    kinds = f"; by type{when}: {listed(own)}" if is_alone and own else ""
     return f"{run.label}: peak memory per rank {bytes_text(run.most)}{kinds}. {gap}".strip()
 
 

@@ -96,7 +96,7 @@ def _block(kind: str, term: Term) -> Block:
 def _value_text(symbol: str, value: float | str) -> str:
     if isinstance(value, str):
         return value
-    if symbol == "bytes of a layer":
+    if symbol == "bytes per layer":
         return bytes_text(value)
     return f"{value:,.0f}" if value >= 100 or value == int(value) else three_digits(value)
 
@@ -105,7 +105,7 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
     """Return a sentence on the stage that uses the most memory, and on its memory by type."""
     stage = info.stages[info.fullest]
     where = (
-        f"{stage.name.capitalize()} of {len(info.stages)}, which uses the most memory,"
+        f"{stage.name.capitalize()} of {len(info.stages)} uses the most memory. It"
         if info.stages[1:]
         else "Each device"
     )
@@ -119,9 +119,9 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
     ]
     held, room = gib_text(stage.num_bytes), gib_text(info.capacity_bytes)
     of_room = (
-        f"takes {held} of a device's {room} for tensors"
+        f"needs {held} of the {room} that a device has for tensors"
         if stage.num_bytes <= info.capacity_bytes
-        else f"needs {held}, but a device has {room} for tensors"
+        else f"needs {held}, but a device has only {room} for tensors"
     )
     return f"{where} {of_room}: {listed(shares)}."
 

@@ -179,7 +179,7 @@ class MemoryInfo(NamedTuple):
     def text(self) -> str:
         """What the bars show; empty for the growth of processes."""
         return (
-            "Memory bars: parameters, gradients and optimizer state in full colour, the rest fainter."
+            "In memory bars, full colour shows parameters, gradients and optimizer state; the fainter part is the rest."
             if self.is_held
             else ""
         )

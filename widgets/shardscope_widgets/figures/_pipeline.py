@@ -167,24 +167,24 @@ def _bar(op: TraceOp, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp
 def gantt_text(info: GanttInfo) -> str:
     """Return sentences on the micro-batches and stages, and on the waiting in the step and in all steps."""
     if not info.ops:
-        return "No schedule has been recorded yet: it appears once a pipeline has finished its first step."
+        return "No schedule is recorded yet; it appears after the first step of a pipeline."
     parts = "1 micro-batch" if info.num_micro_batches == 1 else f"{info.num_micro_batches} micro-batches"
     verb = "takes" if info.num_micro_batches == 1 else "take"
     usual = (
         ""
         if info.usual is None
-        else f" (medians: {duration_text(info.usual.seconds)}, {info.usual.waiting:.0%})"
+        else f" (medians over all steps: {duration_text(info.usual.seconds)}, {info.usual.waiting:.0%})"
     )
     alone = (
         ""
         if info.ideal is None
-        else f" The bubble alone would be {info.ideal:.0%}, assuming stages of equal cost and backward passes "
-        "twice as long as forward ones."
+        else f" The bubble would be {info.ideal:.0%} with stages of equal cost and backward passes twice as long as "
+        "forward passes."
     )
     return (
         f"{info.label}, step {info.step}: {parts} through {plural(info.num_stages, 'stage')} on "
-        f"{plural(len(info.ranks), 'rank')} {verb} {duration_text(info.end_ms / 1e3)}, and ranks spend "
-        f"{info.bubble:.0%} of it waiting{usual}.{alone}{_gap(info)}"
+        f"{plural(len(info.ranks), 'rank')} {verb} {duration_text(info.end_ms / 1e3)}. Ranks wait for "
+        f"{info.bubble:.0%} of this time{usual}.{alone}{_gap(info)}"
     )
 
 
@@ -199,7 +199,7 @@ def _gap(info: GanttInfo) -> str:
     op = max(gaps, key=lambda op: abs(gaps[op][0] - gaps[op][1]))
     predicted, measured = (duration_text(value / 1e3) for value in gaps[op])
     name = OP_NAMES.get(op, op)
-    return f" Fainter: predicted. Largest gap: a {name} pass, {predicted} predicted and {measured} measured."
+    return f" Fainter: predicted. Largest difference: a {name} pass, {predicted} predicted and {measured} measured."
 
 
 def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:

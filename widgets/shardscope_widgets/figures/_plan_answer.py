@@ -27,8 +27,8 @@ def verdict(found: Plans) -> str:
     cluster = found.asked.cluster
     on = f"{cluster.num_devices:,} device{'s' * (cluster.num_devices > 1)} ({cluster.name})"
     if not len(found):
-        return f"No: no layout of {found.asked.model.name} fits on {on}."
-    return f"Yes: {found.asked.model.name} fits on {on}. {offload_text(found)}".strip()
+        return f"No layout of {found.asked.model.name} fits on {on}."
+    return f"{found.asked.model.name} fits on {on}. {offload_text(found)}".strip()
 
 
 def reason(found: Plans) -> str:
@@ -49,12 +49,12 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
     calibration = found.asked.setting(plan.layout).calibration
     low, high = map(seconds, uncertainty_of(model, cluster, plan.layout, calibration).interval)
     whole, room = budget_of(found, plan, tokens), plan.memory_bytes + plan.headroom_bytes
-    cost, price = "not known", "the cluster has no price"
+    cost, price = "unknown", "the cluster has no price"
     if whole.dollars is not None and plan.dollars is not None:
-        cost, price = dollars_text(whole.dollars), f"{dollars_text(plan.dollars)} a step"
+        cost, price = dollars_text(whole.dollars), f"{dollars_text(plan.dollars)} per step"
     where = f"{plural(cluster.num_nodes, 'node')}, {cluster.device.name}"
     return (
-        PlanNumber("Step", seconds(plan.step_time_s), f"{low} to {high}"),
+        PlanNumber("Step time", seconds(plan.step_time_s), f"90% interval: {low} to {high}"),
         PlanNumber(f"{count_text(tokens)} tokens", days_text(whole.days), f"{count_text(plan.tokens_per_s)} tokens/s"),
         PlanNumber("MFU", f"{plan.mfu:.1%}", "of peak FLOP/s"),
         PlanNumber("Peak memory", gib_text(plan.memory_bytes), f"of {gib_text(room)} per device"),
@@ -81,11 +81,11 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     plan = recommended(plans)
     step, whole, mfu, memory, cost, _ = numbers(plans, plan, tokens or 1.0)
     shown = (
-        f"Plan {plan.rank} is recommended: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
+        f"Plan {plan.rank} is recommended: {step.value} per step ({step.about}), MFU {mfu.value}, {memory.value} "
         f"{memory.about}: {short(plan.layout)}; {work_text(plans.global_batch, plans.asked.model.seq)}."
     )
     told = [verdict(plans), shown, advice(plans)]
     if tokens:
-        dollars = "" if plan.dollars is None else f" and cost {cost.value}"
-        told.append(f"{count_text(tokens)} tokens take {whole.value}{dollars}.")
+        dollars = "" if plan.dollars is None else f" and costs {cost.value}"
+        told.append(f"Training on {count_text(tokens)} tokens takes {whole.value}{dollars}.")
     return " ".join(filter(None, [*told, failures(plans, plan)]))

@@ -30,11 +30,11 @@ _GAPS = (0.5, 1.1)
 _WIDEST = 2.6
 """Target ratio of width to height for the arrangement of blocks."""
 _WORK = {
-    "tensor": "split each layer, and exchange activations",
-    "context": "split each sequence, and exchange keys and values",
-    "data": "train the same part of the model, and average its gradients",
-    "expert": "hold different experts, and exchange tokens",
-    "pipeline": "hold different layers, and pass activations on",
+    "tensor": "split each layer and exchange activations",
+    "context": "split each sequence and exchange keys and values",
+    "data": "hold the same part of the model and average its gradients",
+    "expert": "hold different experts and exchange tokens",
+    "pipeline": "hold successive layers and pass activations on",
 }
 """What the ranks of a group do, by axis."""
 
@@ -111,8 +111,8 @@ def _groups(cluster: Cluster, axis: str, size: int, stride: int) -> MeshGroups:
     is_inside = cluster.num_devices <= cluster.per_node if is_piped else is_inside_node(cluster, size, stride)
     across = cluster.inter.bandwidth if is_piped else float(spanning_link(cluster, size, stride).bandwidth)
     links = (
-        f"{cluster.intra.name or 'link'} inside a node, {bytes_text(cluster.intra.bandwidth)}/s",
-        f"{cluster.inter.name or 'link'} between nodes, {bytes_text(across)}/s",
+        f"{cluster.intra.name or 'link'} within a node ({bytes_text(cluster.intra.bandwidth)}/s)",
+        f"{cluster.inter.name or 'link'} between nodes ({bytes_text(across)}/s)",
     )
     return MeshGroups(axis, size, stride, links, bool(is_inside))
 
@@ -121,12 +121,14 @@ def plan_mesh_text(info: PlanMeshInfo) -> str:
     """Return a sentence on each kind of group and the link that it uses."""
     if not info.groups:
         return "The whole model is on one device."
-    return " ".join(f"{_size(each)} use {each.links[not each.is_inside]}." for each in info.groups)
+    return " ".join(
+        f"{_size(each)} communicate over {each.links[not each.is_inside]}." for each in info.groups
+    )
 
 
 def _size(groups: MeshGroups) -> str:
     if groups.axis == "pipeline":
-        return f"The {groups.size} stages"
+        return f"The {groups.size} pipeline stages"
     return f"{groups.axis.capitalize()} groups of {groups.size}"
 
 
@@ -244,7 +246,7 @@ def _line(info: PlanMeshInfo, groups: MeshGroups, device: int) -> str:
     place = members.index(device)
     if groups.axis == "pipeline":
         if place + 1 == groups.size:
-            return f"stage {place}, the last"
+            return f"stage {place} of {groups.size}, the last"
         to = members[place + 1]
         is_near = _node(info, device) == _node(info, to)
         return f"stage {place} of {groups.size}, sends to device {to}: {groups.links[not is_near]}"
@@ -289,7 +291,7 @@ def mesh_key(info: PlanMeshInfo) -> str:
         return f"A square is a {square}."
     groups = "stage" if info.by == "pipeline" else f"{info.by} group"
     same = (
-        f"squares with the same number are in one {groups}"
+        f"squares with the same number are in the same {groups}"
         if per_square == 1
         else f"squares with the same number are in the same {groups}s"
     )

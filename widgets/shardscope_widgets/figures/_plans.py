@@ -29,7 +29,7 @@ NEAR = 0.01
 """Offset added to the relative excess over the fastest time, so that a logarithmic axis can show the fastest layout."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
-    "devices": "degrees do not divide the devices",
+    "devices": "degrees do not divide device count",
     "data": "number of replicas not allowed",
     "heads": "tensor degree does not divide the heads",
     "kv-heads": "tensor degree does not suit key-value heads",
@@ -39,19 +39,19 @@ REASON_NAMES = {
     "experts": "experts or replicas do not divide evenly",
     "batch": "replicas do not divide the batch",
     "micro-batch": "micro-batch does not divide the batch",
-    "schedule": "schedule does not support this split",
-    "no pipeline": "same as another: no pipeline to schedule",
+    "schedule": "schedule does not suit this layout",
+    "no pipeline": "duplicate: no pipeline to schedule",
     "sequence-parallel": "sequence parallelism not possible",
     "ZeRO in a pipeline": "framework does not support pipelines with this ZeRO stage",
     "ZeRO with offload": "framework does not offload with this ZeRO stage",
     "recomputation with offload": "framework offloads inputs of recomputed layers only",
-    "no replicas": "same as another: nothing to shard over",
-    "no recomputation": "same as another: nothing to recompute",
-    "recompute-layers": "same as another: same number of recomputed layers",
+    "no replicas": "duplicate: nothing to shard over",
+    "no recomputation": "duplicate: nothing to recompute",
+    "recompute-layers": "duplicate: same number of recomputed layers",
     "no job": "no job has this combination of settings",
     "does not fit": "does not fit in memory",
-    "not timed": "not timed",
-    "beaten": "slower and larger than the plans kept",
+    "not timed": "step time not predicted",
+    "beaten": "slower and larger than the plans shown",
 }
 """Reasons of the planner as labels of the bars."""
 TIME_LOOKS = {
@@ -211,7 +211,7 @@ def _front(info: PlansInfo) -> dict[str, Any]:
 def _scatter_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=410, margin={"l": 8, "r": 12, "t": 52, "b": 8})
     figure.update_layout(
-        xaxis=theme.axis("step time, and how much longer than the fastest (logarithmic)", type="log"),
+        xaxis=theme.axis("step time and excess over the fastest plan (logarithmic)", type="log"),
         yaxis=theme.axis("free memory per device, GiB"),
         legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
     )  # fmt: skip
@@ -280,7 +280,7 @@ def terms(info: TermsInfo) -> Spec:
         for kind in KINDS
     ]
     layout, height = _terms_layout(), 174 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB per device (capacity {info.capacity_gib:.1f})"
+    title, text = layout["xaxis2"]["title"], f"GiB per device ({info.capacity_gib:.1f} for tensors)"
     return {
         "data": data,
         "layout": layout
@@ -358,7 +358,7 @@ def rejected(counts: Mapping[str, int]) -> Spec:
 def _rejected_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=60, margin={"l": 8, "r": 80, "t": 8, "b": 8}, showlegend=False)
     figure.update_layout(
-        xaxis=theme.axis("layouts rejected for this reason (logarithmic)", type="log", dtick=2, tickangle=0),
+        xaxis=theme.axis("number of layouts left out (logarithmic)", type="log", dtick=2, tickangle=0),
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return dict(figure.to_plotly_json()["layout"])

@@ -233,12 +233,13 @@ def rank_mesh_text(*infos: RankMeshInfo) -> str:
     degrees = " × ".join(f"{axis} {size}" for axis, size in shown.axes if size > 1)
     text = f"{shown.label} on {shown.world_size} ranks: {degrees}. "
     if not shown.sent:
-        return f"{text}It is being predicted; its first step is still running."
+        return f"{text}Its first step is still running, and its prediction is being computed."
     text += " ".join(map(_sentence, infos))
     first, *others = _by_cost(shown)
     if others and shown.seconds.get(first):
-        what = "Messages and the bubble" if first == "pipeline" else "Messages"
-        text += f" {what} along the {first} axis take longest."
+        is_pipeline = first == "pipeline"
+        what, take = ("Communication and the bubble", "take") if is_pipeline else ("Communication", "takes")
+        text += f" {what} along the {first} axis {take} longest."
     if shown.num_steps:
         text += " Measured times are those of the rank that waits least."
     return text

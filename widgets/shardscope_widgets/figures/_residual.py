@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.residual import Expected, Residual
 from shardscope_widgets.figures import theme
-from shardscope_widgets.words import duration_text
+from shardscope_widgets.words import collective_text, duration_text
 
 _ROW, _FRAME = 32, 58
 _LONGER, _SHORTER = theme.RunStyle("#c8553d", pattern="/"), theme.RunStyle("#11997a", pattern="\\")
@@ -50,7 +50,7 @@ def residual_info(residual: Residual) -> ResidualInfo:
         if abs(term.difference_s) < _NEGLIGIBLE * residual.measured_s:
             small += term.difference_s
             continue
-        bars.append(_step(term.term.replace("_", " "), at, term.difference_s))
+        bars.append(_step(collective_text(term.term), at, term.difference_s))
         at += term.difference_s
     if abs(small) >= 1e-6:
         bars.append(_step(OTHERS, at, small))

@@ -107,7 +107,7 @@ def _need(timeline: Timeline, kind: str, stage: int) -> str:
     ranks, last = timeline.table.stage_ranks, timeline.table.num_stages - 1
     here = f"stage {stage}, rank {ranks[stage]}<br>"
     if kind == "F":
-        return here + ("needs only the batch itself" if stage == 0 else _from("output", stage - 1, ranks))
+        return here + ("needs only the input batch" if stage == 0 else _from("output", stage - 1, ranks))
     if kind == "W":
         return f"{here}needs this stage's backward for inputs"
     if stage == last:
@@ -156,9 +156,9 @@ def schedule_text(info: ScheduleInfo) -> str:
     peak = three_digits(max(info.peak))
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
-        f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
-        f"{gantt.bubble:.1%} of it, including before their first operation and after their last. A rank holds the "
-        f"activations of at most {peak} micro-batches."
+        f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}. Ranks are idle for "
+        f"{gantt.bubble:.1%} of this time, including before their first operation and after their last. A rank holds "
+        f"the activations of at most {peak} micro-batches."
     )
 
 
@@ -198,13 +198,13 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
     first = info.gantt.ops[places[0]]
     name = OP_NAMES[first.op]
     return {
-        "name": name if first.turn == 0 else "fainter: later stages",
+        "name": name if first.turn == 0 else "fainter: later stages of the rank",
         "legendrank": 1000 + first.turn,
         "showlegend": first.turn == 0 or (first.turn == 1 and first.op == "F"),
         "hovertext": [info.waits[place][0] for place in places],
         "customdata": [info.waits[place][1] for place in places],
         "hovertemplate": f"<b>{name}</b> of micro-batch %{{text}}, %{{base:.2~f}} to %{{x:.2~f}} ms<br>"
-        "%{hovertext}<br>before it, its rank was idle for %{customdata:.2~f} ms<extra></extra>",
+        "%{hovertext}<br>rank idle before it: %{customdata:.2~f} ms<extra></extra>",
     }
 
 
@@ -213,8 +213,8 @@ def _held_trace(rank: int, line: StepFunction, info: ScheduleInfo) -> dict[str, 
     return {
         "type": "scatter", "mode": "lines", "x": line.at_ms, "y": line.value, "yaxis": "y2", "showlegend": False,
         "line": {"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
-        "name": f"rank {rank}", "hovertemplate": f"rank {rank} holds %{{y}}, at most {three_digits(info.peak[rank])}"
-        "<extra></extra>",
+        "name": f"rank {rank}", "hovertemplate": f"rank {rank}: activations of %{{y}} micro-batches, at most "
+        f"{three_digits(info.peak[rank])}<extra></extra>",
     }  # fmt: skip
 
 

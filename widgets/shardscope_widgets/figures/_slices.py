@@ -71,7 +71,7 @@ def slices_text(info: SlicesInfo) -> str:
     """Return a sentence on what the plots show."""
     if not info.slices:
         return "A slice appears with the first complete trial."
-    return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: on the front."
+    return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: Pareto front."
 
 
 def slices_spec(info: SlicesInfo) -> Spec:

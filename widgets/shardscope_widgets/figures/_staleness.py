@@ -75,10 +75,11 @@ def staleness_text(info: StalenessInfo) -> str:
     """Return a sentence on the mean and the largest staleness."""
     if not info.num_updates:
         return "No server has applied an update yet."
-    bound = "no bound" if info.bound is None else f"the bound {info.bound:g}"
+    bound = "no bound" if info.bound is None else f"a bound of {info.bound:g}"
     return (
-        f"{info.label}: {plural(info.num_gradients, 'gradient')} in {plural(info.num_updates, 'update')}, on average "
-        f"{info.mean:.1f} and at most {plural(info.most, 'update')} behind, with {bound}."
+        f"{info.label}: the server applied {plural(info.num_gradients, 'gradient')} in "
+        f"{plural(info.num_updates, 'update')}. They were {info.mean:.1f} updates stale on average and {info.most} at "
+        f"most, with {bound}."
     )
 
 
@@ -90,12 +91,12 @@ def draw_staleness(info: StalenessInfo) -> go.Figure:
         [
             go.Bar(
                 x=values, y=counts, width=0.8, marker={"color": COLOUR},
-                hovertemplate="%{y} gradients were %{x} updates behind<extra></extra>",
+                hovertemplate="%{y} gradients were %{x} updates stale<extra></extra>",
             ),
             go.Scatter(
                 x=times, y=worst, xaxis="x2", yaxis="y2", mode="markers",
                 marker={"color": COLOUR, "size": 6, "opacity": 0.75},
-                hovertemplate="%{y} updates behind after %{x:.2f} s<extra></extra>",
+                hovertemplate="%{y} updates stale after %{x:.2f} s<extra></extra>",
             ),
         ]
     )  # fmt: skip

@@ -23,7 +23,7 @@ MOST_KINDS = 14
 """Maximum number of span kinds in a live timeline; further kinds are not drawn."""
 _SHORTEST_IDLE_MS = 0.05
 SPANS = {
-    "agreement": "ranks compare digests, to check that all have run the same layers",
+    "agreement": "ranks compare digests to check that all have run the same layers",
     "backward": "backward pass: computing gradients",
     "broadcast": "one rank sends its buffers to all others",
     "clip": "clipping the norm of the gradient",
@@ -159,18 +159,18 @@ def timeline_text(info: TimelineInfo) -> str:
     computes, as in predictions and explanations. The fractions add up to 1.
     """
     if not info.steps:
-        return "No spans: no step has finished."
+        return "No step has finished yet."
     sent, idle = round(100 * info.shares.communication), round(100 * info.shares.idle)
     is_hidden = info.shares.hidden > 0.005
-    hidden = f" (in {info.shares.hidden:.0%}, it also computes)" if is_hidden else ""
+    hidden = f" ({info.shares.hidden:.0%} while also computing)" if is_hidden else ""
     parts = [
-        f"{100 - sent - idle}% {'only ' * is_hidden}computing",
+        f"{100 - sent - idle}% computing{' only' * is_hidden}",
         f"{sent}% communicating or waiting{hidden}",
         f"{idle}% idle",
     ]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
     time = duration_text(info.end_ms / 1e3)
-    return f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
+    return f"{info.label}, {which} ({time}): on average, a rank spends {listed(parts)}."
 
 
 def gap_text(info: TimelineInfo, known: Sequence[int], asked: int) -> str:

@@ -148,7 +148,7 @@ def twin_text(info: TwinInfo) -> str:
     """Return sentences on the measured, simulated and predicted length of the step, and on the ranks' idle time."""
     if not info.rows:
         return (
-            "No step with spans has been recorded on all ranks; launch the run with Record(spans_first=100)."
+            "No step was recorded with the spans of all ranks; launch the run with Record(spans_first=100)."
         )
     lengths, idle = [], []
     for origin in ("measured", "simulated", "predicted"):

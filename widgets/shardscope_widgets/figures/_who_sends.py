@@ -217,8 +217,8 @@ def round_text(shown: Picture, number: int) -> str:
         else f"{listed(names)} send{'s' if len(names) == 1 else ''}"
     )
     place = f"{ALGORITHMS[shown.algorithm].title}, round {number + 1} of {len(shown.rounds)}"
-    in_all = " in all" if len(names) > 1 else ""
-    return f"{place}: {round_.name}. {who}: {plural(len(round_.arrows), 'message')} of {round_.part}{in_all}."
+    each = " each" if len(round_.arrows) > 1 else ""
+    return f"{place}: {round_.name}. {who}: {plural(len(round_.arrows), 'message')} of {round_.part}{each}."
 
 
 def who_sends_svg(shown: Picture, number: int, colour: str) -> str:

@@ -112,7 +112,7 @@ class JobChoices(t.HasTraits):
     checkpoint_every = own_trait(
         0,
         "Checkpoint every",
-        "Steps between two checkpoints, from which a run can resume.",
+        "Number of steps between two checkpoints; a run can resume from its newest one.",
         blank="none",
         least=0,
     )

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
 
 _NOTHING = (
-    "This job has one axis of parallelism. Choose the strategy mesh, and the number of ranks along each axis."
+    "This job has one axis of parallelism. For several, choose the strategy mesh and the number of ranks along each "
+    "axis."
 )
 _KEY = (
     "Each card is a rank. Its upper bars are layers: dark if the rank holds a part of the layer, light if it holds all "
-    "of it. The lowest bar is the rank's memory by type. Hover over a bar for its numbers."
+    "of it. The lowest bar is the rank's memory by type. Hover over a bar for details."
 )
 
 

@@ -46,7 +46,7 @@ from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryC
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import safe
 
-ABOUT = "memory on every device, from formulas; hover over a block for its formula, inputs and source"
+ABOUT = "predicted memory of each device; hover over a block for its formula, inputs and source"
 
 
 _SIZES = {"model", "data", "tensor", "pipeline", "context", "expert"}
@@ -179,14 +179,14 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
             framework=framework,
             device=find_device(self.device),
         ).host.max()
-        return f"The host holds {gib_text(float(away))} for each device."
+        return f"Host memory per device: {gib_text(float(away))}."
 
 
 def _table_html(info: MemoryPlanInfo) -> str:
     """Return the blocks of the stage with the most memory as an HTML table, which screen readers can read."""
     key = symbols_text(info)
     caption = f"{info.stages[info.fullest].name.capitalize()}, block by block"
-    table = Table(("block", "kind", "size", "formula, in bytes"), [*map(_row, table_rows(info))], caption)
+    table = Table(("block", "type", "size", "formula, in bytes"), [*map(_row, table_rows(info))], caption)
     return table.html("ss-table") + (note_html(f"{key}.") if key else "")
 
 

@@ -43,7 +43,7 @@ def steps_for(field: str, model: Transformer) -> list[int]:
 def make_controls(choices: MemoryChoices) -> dict[str, widgets.DOMWidget]:
     """Return all controls by trait name, in tab order, synchronised with `choices`."""
     model = widgets.Combobox(
-        description="Model, or path of a config.json",
+        description="Model, or path to a config.json",
         options=_catalogue.model_names(),
         ensure_option=False,
         continuous_update=False,

@@ -49,14 +49,15 @@ def verdict(
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
     shards_nothing = layout.zero > 0 and layout.data * layout.context == 1
-    idle = " ZeRO shards nothing with data=1." * shards_nothing
+    idle = " With one data rank, ZeRO shards nothing." * shards_nothing
     if spare >= 0:
         return Verdict(True, f"Fits, with {gib_text(spare)} to spare per device.{idle}")
     largest = max(info.stages[info.fullest].blocks, key=lambda block: block.num_bytes)
     kind = KIND_NAMES.get(largest.kind, largest.kind)
     where = f" on {info.stages[info.fullest].name}" if info.stages[1:] else ""
     size = gib_text(largest.num_bytes)
-    problem = f"Does not fit: {gib_text(-spare)} too much{where}; the largest block is {kind} ({size}).{idle}"
+    more = f"{gib_text(-spare)} too much per device{where}"
+    problem = f"Does not fit: {more}; the largest block is {kind} ({size}).{idle}"
     return Verdict(False, f"{problem} {_way_out(model, layout, info.capacity_bytes, framework, device)}")
 
 
@@ -77,13 +78,12 @@ def _way_out(
     totals = np.where(held.host <= HOST_BYTES, held.total, np.inf)
     for (name, _), total in zip(changes, totals, strict=True):
         if total <= capacity:
-            return f"{name[0].upper()}{name[1:]} would make it fit, at {gib_text(float(total))}."
+            return f"{name[0].upper()}{name[1:]} would make it fit, with {gib_text(float(total))} per device."
     best = int(totals.argmin())
     name = changes[best][0]
     left = gib_text(float(totals[best]))
-    return (
-        f"No single change is enough: even {name} needs {left}. Use more {listed(_degrees(model, layout))}."
-    )
+    more = listed(_degrees(model, layout))
+    return f"No single change is enough: even {name} needs {left} per device. Use more {more}."
 
 
 def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list[Change]:

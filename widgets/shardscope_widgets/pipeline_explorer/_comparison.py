@@ -13,7 +13,7 @@ from shardscope.show import Cell, Table
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.words import duration_text, three_digits
 
-HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1F1B")
+HEADERS = ("Schedule", "Stages per rank", "Step time", "Bubble", "Micro-batches held", "vs 1F1B")
 
 
 class ScheduleRow(NamedTuple):

@@ -23,14 +23,14 @@ from shardscope_widgets.pipeline_explorer._comparison import comparison_html, co
 from shardscope_widgets.words import duration_text, safe
 
 NOTE = (
-    "Computed with closed-form formulas, or by simulation if there is no formula, for stages of equal cost, free "
-    "communication and a barrier between steps. Hover over a name for a description and the source."
+    "Computed with closed-form formulas, or simulated where there is none, assuming stages of equal cost, no "
+    "communication time and a barrier between steps. Hover over a name for a description and the source."
 )
 
 
 _GROUPS = {
     "Pipeline": ("stages", "microbatches", "virtual_stages"),
-    "One micro-batch on all stages of a rank": ("t_f", "t_input", "t_weight"),
+    "Time per micro-batch on a rank": ("t_f", "t_input", "t_weight"),
     "Beyond the textbook model": ("send", "last_stage", "freed_by_input"),
 }
 _TIME: dict[str, Any] = {"least": 0, "reach": 30, "step": 0.5, "slider": ".1f"}
@@ -64,24 +64,27 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     virtual_stages = own_trait(
         2,
         "Stages per rank",
-        "Number of stages on each rank, which only interleaved schedules let you choose.",
+        "Number of stages on each rank; only interleaved schedules let you choose it.",
         least=1,
         most=4,
         slider="d",
     )
     t_f = own_trait(
-        10.0, "Forward, ms", "Forward pass of one micro-batch through all stages of a rank, in ms.", **_TIME
+        10.0,
+        "Forward, ms",
+        "Time of one micro-batch's forward pass through a rank's stages, in milliseconds.",
+        **_TIME,
     )
     t_input = own_trait(
         10.0,
         "Backward for inputs, ms",
-        "Time of the input gradients in one micro-batch's backward pass, in milliseconds.",
+        "Time to compute the gradients of a rank's inputs for one micro-batch, in milliseconds.",
         **_TIME,
     )
     t_weight = own_trait(
         10.0,
         "Backward for weights, ms",
-        "Time of the weight gradients in one micro-batch's backward pass, in milliseconds.",
+        "Time to compute the gradients of a rank's weights for one micro-batch, in milliseconds.",
         **_TIME,
     )
     send = own_trait(
@@ -92,7 +95,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     )
     last_stage = own_trait(
         1.0,
-        "Cost of the last stage, relative",
+        "Last stage, relative to others",
         "Time of the last stage, which has the output layer, as a multiple of the time of another stage.",
         least=0,
         reach=3,
@@ -101,8 +104,8 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     )
     freed_by_input = own_trait(
         0.0,
-        "Freed by backward pass for inputs",
-        "Fraction of the activations that the backward pass for inputs already frees.",
+        "Freed by backward for inputs",
+        "Fraction of the activations that the backward pass for inputs frees; the one for weights frees the rest.",
         least=0,
         most=1,
         step=0.05,
@@ -121,7 +124,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
         right = widgets.VBox([self.figure, self._words, all_schedules, self._table])
         frame = _Frame(
             title="Pipeline Explorer",
-            about="the operations of each rank over time, its idle time, and the activations that it keeps",
+            about="the operations of each rank over time, its idle time, and the activations that it holds",
         )
         t.dlink((self, "schedule"), (frame, "subject"))
         frame.offer_copy(self, list(self.class_own_traits()))
@@ -197,10 +200,14 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
 
         The formula assumes free communication and stages of equal cost.
         """
-        counted = f"Step {duration_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%}"
+        counted = f"Step time {duration_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%}"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
             return f"{counted}."  # the schedule has no formula with which to compare the simulation
         if abs(formula - info.gantt.bubble) < 5e-4:
-            return f"{counted}, matching the closed-form formula."
-        why = " for free communication and equal stages" if self.send or self.last_stage != 1 else ""
-        return f"{counted}; the closed-form formula gives {formula:.1%}{why}."
+            return f"{counted}, as the closed-form formula predicts."
+        why = (
+            " for stages of equal cost without communication time"
+            if self.send or self.last_stage != 1
+            else ""
+        )
+        return f"{counted}; the closed-form formula gives a bubble of {formula:.1%}{why}."

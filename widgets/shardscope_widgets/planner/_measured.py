@@ -16,7 +16,10 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope_widgets.kit.markup import classed, words_html
 
-ASK = "Did you run the chosen plan? Enter its step time to predict and rank all plans again."
+ASK = (
+    "If you have run the chosen plan, enter its measured step time: predictions are then calibrated with it, and plans "
+    "ranked again."
+)
 
 
 class MeasuredPlan(NamedTuple):
@@ -65,7 +68,7 @@ class MeasuredBox:
             step=0.1,
             tooltip="Measured time of one optimizer step",
         )
-        self.use = widgets.Button(description="Use it", icon="check")
+        self.use = widgets.Button(description="Calibrate", icon="check")
         self.use.tooltip = "Calibrate with this step of the chosen plan, and rank all plans again"
         self.forget = widgets.Button(description="Forget", icon="undo", disabled=True)
         self.forget.tooltip = "Rank all plans without any measured step"
@@ -80,9 +83,9 @@ class MeasuredBox:
 
 
 def _told(step: MeasuredPlan, plans: Plans | None) -> str:
-    now = "" if plans is None else f", {seconds(predicted_again(step, plans))} now"
-    before = f"predicted {seconds(step.predicted_s)} before calibration"
-    return f"{short(step.layout)} took {seconds(step.measured_s)}; {before}{now}."
+    now = "" if plans is None else f", {seconds(predicted_again(step, plans))} after it"
+    before = f"predicted: {seconds(step.predicted_s)} before calibration"
+    return f"{short(step.layout)} took {seconds(step.measured_s)} per step; {before}{now}."
 
 
 def predicted_again(step: MeasuredPlan, plans: Plans) -> float:

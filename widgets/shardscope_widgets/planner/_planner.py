@@ -83,7 +83,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         "Framework that trains the model: only layouts that it supports are searched, except on axes held fixed.",
         values=(("set by the layout", ""), *named(SOFTWARE)),
     )
-    unshipped = t.Bool(False, help="Also search settings that the framework does not ship.")
+    unshipped = t.Bool(False, help="Also search settings that the framework does not support.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -135,7 +135,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         }
         self.screen = PlannerScreen(self.controls, TrainedPlan(self._guard))
         ready_s = START_S + ENOUGH * STEPS_S[0]  # until it says which axis costs most
-        self.screen.train.description = f"Train this plan small: {ready_s:.0f} s on a quiet machine"
+        self.screen.train.description = f"Train a small version of this plan: about {ready_s:.0f} s"
         t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
@@ -328,7 +328,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self.screen.trained.end()
         run = launch(found.job, cluster)
         where = (
-            f"It runs on this machine itself, which cannot emulate clusters: {why_not}." if why_not else ""
+            f"It runs directly on this machine, which cannot emulate clusters: {why_not}." if why_not else ""
         )
         self.screen.trained.watch(Trained(planned, found, prediction, run, where))
         if self.on_train is not None:
@@ -337,12 +337,14 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 
     def _press_train(self) -> None:
         self.problem = ""
-        self.screen.trained.say("Predicting a small job with this plan's axes …")
+        self.screen.trained.say("Predicting a small job with this plan's axes of parallelism …")
         self.screen.train.disabled = True
         try:
             self.train()
         except ShardscopeError as error:
-            self.screen.trained.say(f"This plan cannot be trained small: {as_in_form(str(error))}.")
+            self.screen.trained.say(
+                f"No small version of this plan can be trained: {as_in_form(str(error))}."
+            )
         finally:
             self.screen.train.disabled = False
 
@@ -371,7 +373,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             self._search()
         finally:
             if self.plans is None:
-                self.screen.say("No plan can be made from these inputs.", state="failed")
+                self.screen.say("These inputs allow no plan.", state="failed")
                 self.screen.draw_failed()
 
     def _search(self) -> None:
@@ -467,10 +469,10 @@ def _unshipped_words(found: Plans) -> str:
     """Return the checkbox label: what the frameworks do not ship, and the step time that it would save."""
     named = [software_of(name).label for name in found.software if name]
     who = f"{named[0]} does" if len(named) == 1 else "the frameworks do"
-    words = f"Also search settings that {who} not ship"
+    words = f"Also search settings that {who} not support"
     if not len(found):
         return words
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())
     if found.beyond is None or saved < LEAST_SAVED:
         return f"{words}: none would be faster"
-    return f"{words}: {found.beyond.lacking} would shorten the step by {saved:.0%}"
+    return f"{words}: {found.beyond.lacking} would make the step {saved:.0%} shorter"

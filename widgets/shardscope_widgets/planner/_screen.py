@@ -30,12 +30,12 @@ from shardscope_widgets.planner._trained import TrainedPlan
 from shardscope_widgets.words import AXIS_LABELS, safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
-ABOUT = "every layout of a model on a cluster, ranked by predicted cost"
+ABOUT = "the parallel layouts of a model on a cluster, ranked by predicted time, free memory and cost"
 
 
 TRAIN = (
-    "Train a small model with this plan's axes on at most 8 ranks of this machine, with computation and links slowed "
-    "down in proportion to the plan"
+    "Train a small model with this plan's axes of parallelism on at most 8 ranks of this machine, with computation and "
+    "links slowed down in proportion to the plan"
 )
 
 
@@ -66,7 +66,7 @@ class PlannerScreen:
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter = ClickFigure(empty, label="All plans")
-        self.terms = LiveFigure(empty, label="Terms of the chosen plan and of the first")
+        self.terms = LiveFigure(empty, label="Step time and memory of the chosen plan and of plan 1, by part")
         self.rejected = LiveFigure(empty, label="Layouts left out, by reason")
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
         self.frame = Frame(title="Planner", about=ABOUT)
@@ -80,32 +80,40 @@ class PlannerScreen:
         self.children = self._arrange(controls)
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
-        where = [heading("Where each rank runs", "hover over a square"), self.by, self.mesh, self.mesh_words]
+        where = [
+            heading("Where each rank runs", "hover over a square for details"),
+            self.by,
+            self.mesh,
+            self.mesh_words,
+        ]
         train = (
             [] if sys.platform == "emscripten" else [self.train, self.trained.box]
         )  # pages cannot start ranks
         self.chosen = widgets.VBox([self.numbers, self.pick, self.advice])
         settings = classed(widgets.HBox([self.flags, self.remarks]), "ss-run-it")
         self.run = widgets.VBox(
-            [*train, *where, heading("Settings of the chosen plan", "to paste"), settings]
+            [
+                *train,
+                *where,
+                heading("Settings of the chosen plan", "to copy into your launch script"),
+                settings,
+            ]
         )
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
         self.answer = widgets.VBox(
             [
-                heading("All plans", "click one to choose it"),
+                heading("All plans", "click a plan to choose it"),
                 self.scatter,
                 scroll,
                 widgets.HTML(note_html(f"{KEY}.")),
-                heading("The chosen plan compared with the first"),
+                heading("The chosen plan compared with plan 1"),
                 self.terms,
                 self.told,
-                heading("A step that you measured", "of the chosen plan"),
+                heading("Your measured step time", "of the chosen plan"),
                 self.measured.box,
             ]
         )
-        self.left_out = widgets.VBox(
-            [heading("Layouts that are not in the table", "by reason"), self.rejected]
-        )
+        self.left_out = widgets.VBox([heading("Layouts left out of the table", "by reason"), self.rejected])
         right = widgets.VBox([self.problem, self.chosen, self.unshipped, self.run, self.note])
         bar = classed(widgets.VBox([self.status]), "ss-stay")
         return self.frame, bar, columns(_controls_box(controls), right), self.answer, self.left_out
@@ -123,8 +131,8 @@ class PlannerScreen:
         self.left_out.layout.display = None
         known = plans.setting.calibration
         why = "" if len(plans) else words_html(as_in_form(_plan_answer.reason(plans)))
-        about = as_in_form(known.note).rstrip(".")
-        told = f"Calibration: {known.name}." + (f" {about[0].upper()}{about[1:]}." if about else "")
+        about = filter(None, as_in_form(known.note).rstrip(".").split("; "))
+        told = " ".join([f"Calibration: {known.name}.", *(f"{each[0].upper()}{each[1:]}." for each in about)])
         self.note.value = why + note_html(told)
 
     def offer(self, plans: Plans, recommended: int) -> None:
@@ -149,13 +157,13 @@ class PlannerScreen:
         numbers = _plan_answer.numbers(plans, plan, tokens)
         is_tight = is_full(plan)
         step, _, mfu, memory, *_ = numbers
-        told = f"Plan {chosen}: {step.value} a step, MFU {mfu.value}, {memory.value} {memory.about}."
+        told = f"Plan {chosen}: {step.value} per step, MFU {mfu.value}, {memory.value} {memory.about}."
         is_doubtful = is_tight or plans.needs_offload
         self.say(f"{_plan_answer.verdict(plans)} {told}", state="warning" if is_doubtful else "completed")
         self.numbers.value = _numbers_html(numbers, is_full=is_tight)
         failures = _plan_answer.failures(plans, plan)
         work = work_text(plans.global_batch, plans.asked.model.seq)
-        text = f"Layout: {short(plan.layout)}.\nEach step: {work}.\n{advice(plans)} {failures}"
+        text = f"Layout: {short(plan.layout)}.\nPer step: {work}.\n{advice(plans)} {failures}"
         self.advice.value = words_html(text)
         self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)
@@ -188,7 +196,7 @@ class PlannerScreen:
             config = plans.trainer_config(chosen)
         except SpecError as error:
             self.flags.layout.display = "none"
-            self.remarks.value = words_html(f"No settings to paste: {as_in_form(str(error))}.")
+            self.remarks.value = words_html(f"No settings to copy: {as_in_form(str(error))}.")
             return
         self.flags.layout.display = None
         self.flags.title, self.flags.text = config.trainer, config.command
@@ -227,7 +235,7 @@ def _numbers_html(numbers: Iterable[_plan_answer.PlanNumber], *, is_full: bool) 
 
 def _told(explanation: PlanComparison | None) -> str:
     if explanation is None:
-        return words_html("Choose a row or a point to see why that plan is slower than the first.")
+        return words_html("Choose a row or a point to see how that plan differs from plan 1.")
     head, *rest = map(safe, explanation.sentences)
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
 
@@ -238,7 +246,7 @@ _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"software='([^']*)' (is assumed [^;]*); give software=\.\.\. for another": (
         r"the framework \1 \2; choose another under Framework"
     ),
-    r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
+    r"(supports, )plan with software='[^']*' and leave these axes out of fix": (
         r"\1untick the box above and do not hold these axes fixed"
     ),
     r"leave (zero|these axes) out of fix": r"do not hold \1 fixed",

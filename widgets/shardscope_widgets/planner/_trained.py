@@ -61,7 +61,7 @@ class TrainedPlan:
 
     def __init__(self, guard: Guard) -> None:
         self.said, self.status, self.costs, self.notes = (widgets.HTML() for _ in range(4))
-        self.stop = widgets.Button(description="Stop", icon="stop", tooltip="Stop the small job")
+        self.stop = widgets.Button(description="Stop", icon="stop", tooltip="Stop the small job's run")
         self.mesh = MeshPanel()
         self._guard = guard
         self._clock = Clock(self._beat, interval_s=_LOOK_EVERY_S)
@@ -100,7 +100,7 @@ class TrainedPlan:
     def end(self) -> None:
         """Stop the newest run if it still trains: two small jobs would slow each other down."""
         if self._newest is not None and self._newest.state in _ALIVE:
-            self.say(f"Stopping {self._newest.name}, which still trains …")
+            self.say(f"Stopping {self._newest.name}, which is still training …")
             self._newest.stop()
 
     def say(self, text: str) -> None:
@@ -187,15 +187,17 @@ def rehearsal_text(planned: Layout, found: Rehearsal, prediction: JobPrediction,
     degrees = " · ".join(f"{axis} {getattr(here, axis)}" for axis in axes)
     is_cut = any(getattr(here, axis) != getattr(planned, axis) for axis in axes)
     whole = " · ".join(str(getattr(planned, axis)) for axis in axes)
-    cut = f", cut from the plan's {whole} to {job.world_size} ranks" if is_cut else ""
+    cut = f" (the plan has {whole}), on {job.world_size} ranks" if is_cut else ""
     fewer = here.num_micro_batches != planned.num_micro_batches
     part = (
-        f", with {here.num_micro_batches} of its {planned.num_micro_batches:,} micro-batches" if fewer else ""
+        f", with {here.num_micro_batches} instead of {planned.num_micro_batches:,} micro-batches"
+        if fewer
+        else ""
     )
     return (
         f"Run {name} trains {job.model} with {degrees}{cut}. Each of its {job.steps} steps takes about "
-        f"{duration_text(_step_s(found, prediction))}. It stands for a step of the plan "
-        f"({duration_text(found.planned_s)}){part}."
+        f"{duration_text(_step_s(found, prediction))} and represents a step of the plan, which takes "
+        f"{duration_text(found.planned_s)}{part}."
     )
 
 
@@ -213,8 +215,8 @@ def progress_text(step: int, run: Run, step_s: float, state: str) -> str:
     if step < min(ENOUGH, run.job.steps):
         left = duration_text((ENOUGH - step) * step_s)
         now = (
-            f"Step {step} of {run.job.steps} is over" if step else f"{run.job.world_size} ranks are starting"
+            f"Step {step} of {run.job.steps} is done" if step else f"{run.job.world_size} ranks are starting"
         )
-        return f"{now}; the costs below are measured in about {left}{'' if step else ' from their start'}."
+        return f"{now}; measured costs appear below about {left} {'from now' if step else 'after they have started'}."
     last = "; the model is being evaluated" if step == run.job.steps else ""
-    return f"Step {step} of {run.job.steps} is over{last}."
+    return f"Step {step} of {run.job.steps} is done{last}."

@@ -106,7 +106,7 @@ function cellSentence(step, cell, t) {
 
 const LETTERS = { forward: "F", backward: "B", optimizer: "O", server_update: "O", data: "D", codec: "C", encode: "C", decode: "C", recompute: "R" };
 const axisOf = (name) => (name.includes(":") ? name.split(":")[0] : "");
-const plain = (name) => name.replaceAll("_", " ").replace(":", ": ");
+const plain = (name) => name.replaceAll("_", " ").replace(":", ": ").replace(/all (reduce|gather)|reduce (scatter)|all to all/, (found) => found.replaceAll(" ", "-"));
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const nameOf = (step, rank) => `rank ${rank}${step.roles[rank] ? ` (${step.roles[rank]})` : ""}`;
 const chunkOf = (e) => (/(?:chunk|micro-batch) (\d+)/.exec(e.item) || [])[1] ?? "";
@@ -116,7 +116,8 @@ const isControl = (e) => e.bytes <= 64;
 function sentence(step, e) {
   const took = e.end > e.start ? `, in ${timeText(e.end - e.start)}` : "";
   if (e.peer >= 0) {
-    const where = [plain(e.kind), e.phase].filter(Boolean).join(": ");
+    const kind = plain(e.kind), [part, round] = e.phase.split(/, (.*)/s);
+    const where = round && kind.endsWith(part) ? `${kind}, ${round}` : [kind, e.phase].filter(Boolean).join(": ");
     return `${capital(nameOf(step, e.rank))} sends ${e.item}, ${bytesText(e.bytes)}, to ${nameOf(step, e.peer)}${took} (${where}).`;
   }
   const item = e.item ? ` of ${e.item}` : "";
@@ -124,6 +125,6 @@ function sentence(step, e) {
     const sent = e.bytes ? ` and sends ${bytesText(e.bytes)}` : "";
     return `${capital(nameOf(step, e.rank))} takes part in the ${plain(e.kind)}${item}${sent}${took}.`;
   }
-  const what = { forward: "the forward pass", backward: "the backward pass", optimizer: "the optimizer's update", data: "reading the batch", server_update: "the server's update" };
+  const what = { forward: "the forward pass", backward: "the backward pass", optimizer: "the optimizer update", data: "reading the batch", server_update: "the server update" };
   return `${capital(nameOf(step, e.rank))} is busy with ${what[e.kind] ?? plain(e.kind)}${item}${took}.`;
 }

@@ -52,13 +52,13 @@ function canvasIn(parent, label) {
 
 const ABOUT = {
   activations: "tensors kept for the backward pass",
-  buffers: "messages, padding, and temporary tensors of the optimizer",
-  gathered: "copies of parameters that other ranks hold",
+  buffers: "message buffers, padding, and temporary tensors of the optimizer",
+  gathered: "temporary copies of parameters of other ranks",
 };
 const CELLS = {
-  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Cells: chunks of" : "Cell:"} a rank's gradients, 1/${step.num_summed} full once computed, full (✓) when summed over ${step.axes.length ? "its data group" : "all ranks"}; hatched: passed on.`,
-  parameters: () => "Lower cells: chunks of the parameters, full while held.",
-  "micro-batches": () => "Cells: micro-batches, half full after the forward pass, full after the backward pass.",
+  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Each cell is a chunk of the rank's gradients" : "The cell is the rank's gradients"}: 1/${step.num_summed} full once computed, full (✓) once summed over ${step.axes.length ? "its data group" : "all ranks"}, hatched once passed on.`,
+  parameters: () => "Each lower cell is a chunk of the parameters, full while the rank holds it.",
+  "micro-batches": () => "Each cell is a micro-batch: half full after its forward pass, full after its backward pass.",
 };
 
 class Player {
@@ -135,7 +135,7 @@ class Player {
     this.title = make("div", { class: "title" }, this.root);
     make("strong", { class: "name" }, this.title, step.label);
     if (this.steps.length === 1) make("span", { class: `origin ${step.origin}` }, this.title, step.origin);
-    make("span", { class: "about" }, this.title, `step of ${timeText(step.duration)}, ${step.messages.length} messages, ${bytesText(step.events.reduce((sum, e) => sum + e.bytes, 0))} sent`);
+    make("span", { class: "about" }, this.title, `step of ${timeText(step.duration)}; all ranks together send ${step.messages.length} messages, ${bytesText(step.events.reduce((sum, e) => sum + e.bytes, 0))}`);
     this.controls();
     const top = make("div", { class: "top" }, this.root);
     this.stage = canvasIn(make("div", { class: "stage" }, top), `${step.world_size} ranks, what each holds, and their messages`);
@@ -148,7 +148,7 @@ class Player {
     const notes = this.steps.map((each) => each.note && `${capital(each.origin)}: ${each.note}`).filter(Boolean);
     if (notes.length) {
       const about = make("details", { class: "note" }, this.root);
-      make("summary", {}, about, "What is approximate");
+      make("summary", {}, about, "Limits of this view");
       for (const note of notes) make("p", {}, about, note);
     }
     this.pointer();
@@ -169,7 +169,7 @@ class Player {
     const held = this.step.memory_kinds.filter((_, k) => this.step.memory.some((point) => point[k + 2] > 0));
     if (kinds.length) make("li", { class: "scale" }, list, kinds.map((what) => CELLS[what](this.step)).join(" "));
     const axes = this.step.axes.filter((axis) => axis.size > 1);
-    if (axes.length) make("li", { class: "scale" }, list, "Links, bold while used:");
+    if (axes.length) make("li", { class: "scale" }, list, "Links by axis, bold while in use:");
     for (const { name } of axes) item(this.step.axis_looks[name], name, "bar");
     if (held.length) make("li", { class: "scale" }, list, "Memory:");
     for (const kind of held) item(this.step.memory_looks[kind], kind, "bar");
@@ -391,14 +391,14 @@ class Player {
   }
 
   summary(t) {
-    if (t >= this.step.duration * 0.9999) return "The step is over.";
+    if (t >= this.step.duration * 0.9999) return "The step is complete.";
     const counts = new Map();
     const doing = this.doing(t);
     for (let rank = 0; rank < this.step.world_size; rank++) {
-      const e = doing[rank], what = !e ? "waiting" : e.lane === "communication" ? "exchanging" : e.kind.startsWith("backward") ? "in the backward pass" : e.kind === "forward" ? "in the forward pass" : e.kind === "optimizer" || e.kind === "server_update" ? "updating parameters" : e.kind === "data" ? "reading the batch" : `busy with ${plain(e.kind)}`;
+      const e = doing[rank], what = !e ? "waiting" : e.lane === "communication" ? "communicating" : e.kind.startsWith("backward") ? "in the backward pass" : e.kind === "forward" ? "in the forward pass" : e.kind === "optimizer" || e.kind === "server_update" ? "updating parameters" : e.kind === "data" ? "reading the batch" : `busy with ${plain(e.kind)}`;
       counts.set(what, (counts.get(what) ?? 0) + 1);
     }
-    const parts = [...counts].map(([what, count]) => (count === this.step.world_size ? `all ranks ${what}` : `${count} ${what}`));
+    const parts = [...counts].map(([what, count]) => (count === this.step.world_size ? `all ranks ${what}` : `${count} ${count === 1 ? "rank" : "ranks"} ${what}`));
     return `${capital(parts.join(", "))}.`;
   }
 }

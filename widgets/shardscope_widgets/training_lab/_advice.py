@@ -32,7 +32,7 @@ AGAIN_AFTER_S = 3.0
 _PATIENCE = 10
 _KEPT_STEPS = 400
 """Number of newest steps whose events are kept to explain a run."""
-_PRESS = "Fill the form with this change, and run it. If another run is in progress, the change runs after it"
+_PRESS = "Set the form to this change and run it, after any run in progress"
 _QUEUED = "Will run when this run ends or is stopped"
 _QUEUED_LATER = "Will run when no run is in progress"
 
@@ -217,11 +217,13 @@ class AdvicePanel(Background):
 def _placeholder(subject: Subject, told: _Told | None) -> str:
     """Return the text to show until a run is explained; empty if it will not be explained."""
     if subject.num_steps >= LEAST_STEPS and (told is None or subject.is_alive):
-        return f"{subject.label} is being explained."
+        return f"Finding out where the step time of {subject.label} goes …"
     if subject.is_alive and getattr(subject.run.job, "steps", LEAST_STEPS) < LEAST_STEPS:
-        return f"{subject.label} is too short for an explanation, which needs {LEAST_STEPS} steps."
+        return f"{subject.label} is too short to find out where its step time goes; that needs {LEAST_STEPS} steps."
     if subject.is_alive:
-        return f"{subject.label} has started; the explanation follows after {LEAST_STEPS} steps."
+        return (
+            f"{subject.label} has started. Where its step time goes is shown here after {LEAST_STEPS} steps."
+        )
     return ""
 
 

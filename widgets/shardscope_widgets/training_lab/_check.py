@@ -55,7 +55,7 @@ class CheckPanel:
             return
         self._cancelled.clear()
         self.report = None
-        self._say(f"Checking {job.strategy.label}: starting {plural(job.world_size, 'rank')}.")
+        self._say(f"Checking {job.strategy.label}: starting {plural(job.world_size, 'rank')} …")
         self._thread = panel_thread(self._work, job, root, name="check")
         self._thread.start()
         self._on_change()

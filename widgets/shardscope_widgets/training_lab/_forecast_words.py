@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _WAITING = "waiting for other stages"
 _PARTS = {
-    "computing": ("data", "forward", "backward", "optimizer"),
-    "compressing gradients": ("codec",),
+    "computation": ("data", "forward", "backward", "optimizer"),
+    "gradient compression": ("codec",),
     "communication": ("communication",),
     _WAITING: ("pipeline bubble",),
-    "the fixed cost of a step": ("fixed cost",),
+    "the fixed cost per step": ("fixed cost",),
 }
 """Terms of a predicted step, by their name in sentences."""
 _MOST = 0.5
@@ -40,7 +40,7 @@ def forecast_text(found: Preflight) -> str:
         return (
             f"This job cannot be predicted: {found.problem}"
             if found.problem
-            else "This job has functions of your own, and a prediction calls them once in this kernel."
+            else "This job has functions of your own; predicting it calls them once in this kernel."
         )
     sentences = (_time(found, prediction), _bytes(prediction), _memory(found), dominant_text(prediction.time))
     return " ".join(filter(None, sentences))
@@ -60,7 +60,7 @@ def _bytes(prediction: JobPrediction) -> str:
         least, most = bytes_text(int(sent.min())), bytes_text(int(sent.max()))
         parts.append(f"sends {most if least == most else f'{least} to {most}'} per step")
     if peak is not None:
-        parts.append(f"holds {bytes_text(int(peak))} at its peak{beside_peak(prediction)}")
+        parts.append(f"needs {bytes_text(int(peak))} of memory at its peak{beside_peak(prediction)}")
     who = "Each rank" if prediction.job.world_size > 1 else "The process"
     return f"{who} {' and '.join(parts)}." if parts else ""
 
@@ -69,7 +69,7 @@ def _memory(found: Preflight) -> str:
     if found.memory is None:
         return ""
     total, room = bytes_text(int(found.memory.machine_bytes)), bytes_text(int(usable_memory_bytes()))
-    return f"All processes need {total} of the {room} available: they fit."
+    return f"All processes together need {total} of the {room} of memory available on this machine."
 
 
 def dominant_text(time: Term | None) -> str:
@@ -86,7 +86,9 @@ def dominant_text(time: Term | None) -> str:
         for name, terms in _PARTS.items()
     }
     name = max(shares, key=lambda name: shares[name])
-    verb = "takes most of a step" if shares[name] >= _MOST else "takes the largest part of a step"
+    verb = (
+        "takes most of the step time" if shares[name] >= _MOST else "takes the largest part of the step time"
+    )
     is_near = name != _WAITING and shares[_WAITING] >= _COMPARABLE * shares[name]
     waiting = f", and {_WAITING} {shares[_WAITING]:.0%}" if is_near else ""
     where = ", on the rank that computes longest" if is_near or name == _WAITING else ""

@@ -17,7 +17,7 @@ from shardscope_widgets.words import plural, safe
 
 MOST_ROWS = 40
 """Maximum number of runs listed, newest first."""
-_NONE = "none yet; every run is stored on disk and listed here"
+_NONE = "none yet; all runs are stored on disk and listed here"
 
 
 class _Row:
@@ -51,7 +51,7 @@ class History(widgets.VBox):  # type: ignore[misc]
         self.groups = widgets.Dropdown(description="Group", options=[("no runs", "")], value="")
         self.groups.tooltip = "Runs of one group share the plots; by default, a group is a model and its data"
         self.tools = widgets.Checkbox(description="Show probes and checks", indent=False)
-        self.tools.tooltip = "Also list runs that tools launched for measurements, such as checks"
+        self.tools.tooltip = "Also list runs that tools launched, such as those of checks and calibrations"
         self._is_filling = False
         super().__init__([self._head, classed(self.groups, "ss-group"), self._list, self.tools, self._note])
         self.groups.observe(self._regroup, "value")

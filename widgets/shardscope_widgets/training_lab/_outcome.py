@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import Comparison
     from shardscope.runtime import Run
 
-_LATER = "The run in focus is compared with its prediction once it has ended."
-_WORKING = "The run is being compared with its prediction."
+_LATER = "Once the selected run has ended, it is compared with its prediction here."
+_WORKING = "Comparing the run with its prediction …"
 _FAILED = "The run cannot be compared with its prediction"
 
 

@@ -58,7 +58,7 @@ class ChangeQueue:
         if is_same:
             return
         if replaced is not None and replaced.run.id != run.id:
-            self.note = f"The change to {self._label(replaced.run)} is no longer queued."
+            self.note = f"The change of {self._label(replaced.run)} is no longer queued."
         entry = self._book.entries.get(run.id)
         self.waiting = Queued(run, change, entry is not None and entry.is_alive)
         self._advance(is_busy=is_busy, has_waited=False)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
 
 ABOUT = (
-    "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
+    "trains on real ranks in separate processes; runs continue if you close the tab, and stop with the kernel"
 )
 _STEP, _LIVE, _MESH = 0, 1, 2
 """Tabs of the step player, which shows the predicted step until there is a run, of the curves, and of the mesh."""
@@ -80,7 +80,7 @@ class Screen:
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.check = widgets.Button(description="Check", icon="check")
         self.start.tooltip = "Start this job on real ranks"
-        self.stop.tooltip = "Stop the run in focus at its next step"
+        self.stop.tooltip = "Stop the selected run at its next step"
         self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
@@ -151,7 +151,7 @@ class Screen:
         self.check.tooltip = (
             "Cancel the running check"
             if is_checking
-            else "Run this job sharded and on one process, and compare every loss and parameter"
+            else "Train this job with its strategy and on one process, and compare every loss and parameter"
         )
 
     def draw_runs(

@@ -47,8 +47,8 @@ class RunsTable:
         self._wire(guard.callback)
 
     def _boxes(self) -> widgets.VBox:
-        self.baseline.tooltip = "Show each result as a change relative to this run"
-        self.group_by.tooltip = "Mean of each result over the runs with the same value of a setting"
+        self.baseline.tooltip = "Show results as changes relative to this run"
+        self.group_by.tooltip = "Average results over runs with the same value of this setting"
         self.run.tooltip = "Run to annotate or delete"
         self.note.tooltip = "Your note on this run, stored in its directory"
         self.delete.tooltip = "Delete this run's directory; asks first"

@@ -45,14 +45,15 @@ def _share(job: Job) -> str:
     share, among = plural(job.batch.per_rank(job.num_data_ranks), "sample"), job.num_data_ranks
     if shape := job.strategy.shape(job.world_size):
         axes = " × ".join(f"{axis} {ranks}" for axis, ranks in shape.items() if ranks > 1) or "one replica"
-        return f"{job.world_size} ranks as {axes}: each of {plural(among, 'replica')} takes {share}"
+        each = "the replica" if among == 1 else f"each of the {among} replicas"
+        return f"{job.world_size} ranks as {axes}: {each} processes {share}"
     if job.world_size == 1:
-        return f"One process takes {share}"
+        return f"One process trains on {share}"
     if among == job.world_size:
-        return f"Each of {job.world_size} ranks takes {share}"
+        return f"Each of the {job.world_size} ranks processes {share}"
     if among == 1:
         return f"All {job.world_size} ranks work on the same {share}"
-    return f"{among} of {job.world_size} ranks take {share} each"
+    return f"{among} of the {job.world_size} ranks process {share} each"
 
 
 def ranks_text(
@@ -70,22 +71,18 @@ def ranks_text(
     if entry.cluster is not None:
         speed = entry.cluster.nodes[0].flops
         told = f"{ranks} on {entry.cluster.name}, emulated on this machine"
-        told += (
-            "."
-            if speed is None
-            else ": the cluster's links and processors keep their speed whatever else the machine does."
-        )
+        told += "." if speed is None else ", so step times do not depend on what else the machine does."
     else:
-        told = f"{ranks} on this machine itself, where times depend on what else runs on it."
-        told += f" It cannot emulate a cluster: {why_not}." if why_not else ""
+        told = f"{ranks} directly on this machine, so step times depend on what else runs on it."
+        told += f" This machine cannot emulate a cluster: {why_not}." if why_not else ""
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
     if measured_s is None or not predicted_s:
         return told
     gap = measured_s / predicted_s - 1
     word = f"{abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than" if abs(gap) >= 0.005 else "as"
-    took = f" A step takes {duration_text(measured_s)} (median), {word} predicted"
+    took = f" The median step takes {duration_text(measured_s)}, {word} predicted"
     if shown is not None:
-        took += f"; step {shown.step}, which is played, took {duration_text(shown.step_time_s)}"
+        took += f"; step {shown.step}, which is played here, took {duration_text(shown.step_time_s)}"
     return (
         f"{told}{took}.{uncalibrated_text(entry) if gap < -_FAR else ''}"  # the status says so of a slow run
     )
@@ -138,7 +135,7 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
         predicted_s: Predicted time of a step in seconds; None if unknown.
     """
     if entry is None:
-        return "Ready. Press a chip above, or choose a job and press Start."
+        return "Ready. Press a button above, or choose a job and press Start."
     name, where = entry.trace.label, "" if entry.cluster is None else f" on {entry.cluster.name}"
     if entry.state == "starting" and not entry.trace.steps:
         return f"{name} is starting {plural(entry.trace.world_size, 'rank')}{where}."
@@ -176,7 +173,7 @@ def _stop_text(entry: RunEntry) -> str:
     if entry.state != "stopped":
         return ""
     if entry.run.cause is Cause.DRIVER_ENDED:
-        return " The kernel or program that launched it ended, and its runs end with it."
+        return " It ended with the kernel or program that launched it."
     reason = entry.run.reason if entry.run.cause is not Cause.REQUESTED else None
     return f" Reason: {reason}." if reason else ""
 
@@ -189,9 +186,7 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
     interval = entry.predicted.interval if entry.predicted else None
     if measured_s <= (interval.high if interval else _SLOW * predicted_s):
         return ""
-    told = (
-        f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"
-    )
+    told = f" Slower than predicted: {duration_text(measured_s)} per step instead of {duration_text(predicted_s)}"
     num_ranks, is_alive = entry.trace.world_size, entry.is_alive
     recorded = entry.predicted.busy_load(num_ranks) if entry.predicted else 0.0
     load = busy_load(num_ranks) if is_alive else entry.busy_load or recorded
@@ -199,8 +194,8 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
         return f"{told}.{uncalibrated_text(entry)}"
     keep = "keep" if is_alive else "kept"
     return (
-        f"{told}; other programs {keep} the machine busy (load {load:.0f} on {usable_cores():g} cores, including "
-        f"{plural(num_ranks, 'rank')} of this run).{uncalibrated_text(entry)}"
+        f"{told}. Other programs {keep} the machine busy: load {load:.0f} on {usable_cores():g} cores, including "
+        f"{plural(num_ranks, 'rank')} of this run.{uncalibrated_text(entry)}"
     )
 
 
@@ -208,9 +203,7 @@ def uncalibrated_text(entry: RunEntry) -> str:
     """Return a sentence on how to calibrate this machine; empty if the run was predicted with its calibration."""
     if entry.predicted is None or entry.predicted.is_calibrated:
         return ""
-    return (
-        " This machine was not calibrated when the run started; ss.calibrate() measures it in under a minute."
-    )
+    return " This machine was not calibrated when the run started; ss.calibrate() does so in under a minute."
 
 
 def _rate(trace: Trace) -> str:
@@ -233,7 +226,7 @@ def without_control_html(job: Job, described: Job) -> str:
     names = differing([wanted, settings_of(described)])
     left = [f"{heading_of(name)} ({value_text(name, wanted.get(name))})" for name in names]
     told = listed(left)
-    text = f"The form cannot show these settings of the job, and Start would leave them out: {told}."
+    text = f"The form has no control for these settings of the job, so Start leaves them out: {told}."
     return problem_html(safe(text)) if left else ""
 
 

@@ -21,7 +21,7 @@ from shardscope_widgets.words import safe
 
 SPANS = (0, 5, SMOOTHING, 25, 100)
 """Offered spans of the exponential moving average, in steps; 0 draws only the unsmoothed values."""
-_EMPTY = "Nothing to show yet. Start a run, or tick one in the list."
+_EMPTY = "No run is shown yet. Start a run, or tick one in the list."
 
 
 class LiveView:
@@ -49,12 +49,12 @@ class LiveView:
         self.box = self._boxes()
 
     def _boxes(self) -> widgets.VBox:
-        self.focus.tooltip = "Run in focus: its timeline and recorded step are shown, and Stop stops it"
+        self.focus.tooltip = "Selected run: its timeline and recorded step are shown, and Stop stops it"
         self.follow.tooltip = "Always show the newest steps"
         self.window.tooltip = "How many steps the timeline shows"
         self.last_step.tooltip = "The last step that the timeline shows"
         self.log.tooltip = "Logarithmic axis for the loss"
-        self.smoothing.tooltip = "Steps over which the bold loss curve is averaged exponentially"
+        self.smoothing.tooltip = "Span of the exponential moving average that the bold loss curve shows"
         for control in (self.log, self.smoothing):
             control.observe(lambda _change: self.draw_overview(*self._drawn), "value")
         loss_bar = classed(widgets.HBox([self.log, self.smoothing]), "ss-bar", "ss-loss-bar")
@@ -94,9 +94,7 @@ class LiveView:
         keys = [_run_key(curve) for curve in info.loss.curves]
         if more and predicted is not None:
             dashed = RunStyle(theme.GREY, dash="dash")
-            keys.append(
-                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}, also drawn across its memory bar</span>"
-            )
+            keys.append(f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}</span>")
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)
         self.overview_words.value = words_html(f"{info.memory.text} {gap}".strip())
@@ -175,8 +173,11 @@ def _smoothing(span: int) -> str:
     return f"exponential, {span} steps" if span else "none"
 
 
-_LANES = "Each row has computation above and communication below; grey is idle. Drag to zoom, double-click to reset."
+_LANES = (
+    "In each row, computation is above and communication below; grey is idle time. Drag to zoom, double-click to "
+    "reset."
+)
 _TIED = (
-    "Ring all reduce: the first and the last stage sum the gradient of a parameter that both hold, such as the token "
-    "embedding; the stage that is ready first waits in it for the other. "
+    "In the ring all-reduce, the first and the last stage sum the gradient of a parameter that both hold, such as the "
+    "token embedding; the stage that is ready first waits for the other. "
 )

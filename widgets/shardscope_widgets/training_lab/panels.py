@@ -73,12 +73,12 @@ class Panels:
 
     def __init__(self) -> None:
         self.schedule = Panel("Pipeline", "each pass of each micro-batch, as measured")
-        self.staleness = Panel("Staleness", "staleness of the gradients that the server applied")
+        self.staleness = Panel("Staleness", "of the gradients that the server applied")
         self.consensus = Panel("Consensus", "distance of the ranks' parameters from their mean")
         self.compression = Panel("Compression", "bytes saved, and the cost of compression")
-        self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
-        self.experts = Panel("Experts", "tokens of each expert of the run in focus")
-        self.memory = Panel("Memory by type", "of each rank, up to its peak; faint: what ZeRO does not shard")
+        self.layers = Panel("Layers", "trust ratios and compression residuals of the selected run")
+        self.experts = Panel("Experts", "tokens that each expert of the selected run gets")
+        self.memory = Panel("Memory by type", "at each rank's peak; fainter: types that ZeRO does not shard")
         self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")
         panels = (
             self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.experts,

@@ -41,22 +41,24 @@ def plan_text(
     job = definition.job
     what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
     length = f"{plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job"
-    same = ", or as many samples with another batch" if _scales_steps(definition) else ""
-    each = f"Each is a real run: {length}{same}."
+    same = ", or the same number of samples at another batch size" if _scales_steps(definition) else ""
+    each = f"Each trial is a real run: {length}{same}."
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
         return f"Searches {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
     goes = (
-        f"The study has {known} of {trials} trials; Continue runs the rest"
+        f"Searches {what}. The study has {known} of {trials} trials; Continue runs the others"
         if known
-        else plural(trials, "trial")
+        else f"Searches {what} in {plural(trials, 'trial')}"
     )
     if trial_s is not None:
         in_turn = " if run one after another" if parallel > 1 else ""
         took = about(trial_s * (trials - known))
-        goes += f", {took} of training, predicted for the current job{in_turn}, plus the start of each trial"
-    return f"Searches {what}. {goes}. {each}"
+        goes += (
+            f": {took} of training{in_turn}, predicted for the current job, plus the time to start each trial"
+        )
+    return f"{goes}. {each}"
 
 
 def baselines_text(definition: Definition) -> str:
@@ -198,16 +200,14 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
         notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:
-        return (
-            "Times are as measured. Tick “Another link” to predict them for another link, without new runs."
-        )
+        return "Times are measured. To predict them for another link without new runs, tick “Another link”."
     told = [
         f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no predicted time: {why}"
         for why, numbers in notes.items()
     ]
     return " ".join(
         [
-            f"Times predicted for {label}: measured times, corrected by the predicted effect of the link.",
+            f"Times are predicted for {label}: measured times, corrected for the predicted effect of the link.",
             *(f"{t}." for t in told),
         ]
     )

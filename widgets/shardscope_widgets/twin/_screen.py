@@ -17,8 +17,11 @@ from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.words import safe
 
-ABOUT = "one job three ways: predicted by formulas, simulated, and measured on real ranks"
-_ROWS = "Per rank: measured above, simulated below, each with computation above communication. Grey: idle."
+ABOUT = "a run three ways: predicted by formulas, simulated, and measured on real ranks"
+_ROWS = (
+    "For each rank, the measured step is above the simulated one; in both, computation is above communication, and "
+    "grey is idle time."
+)
 
 
 class TwinFrame(Frame):
@@ -88,7 +91,7 @@ class Screen:
         """Draw the waterfall chart of the step time; if `found` is None, show why there is none."""
         self.residual.layout.display = "none" if found is None else None
         if found is None:
-            self.explained.value = words_html("This run has no breakdown of its step time.")
+            self.explained.value = words_html("The step time of this run cannot be divided into parts.")
             return
         info = _residual.residual_info(found)
         self.residual.show_parts(*_residual.residual_parts(info))

@@ -51,33 +51,35 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 ZERO = "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3"
 KORTHIKANTI = "Korthikanti et al. 2022 (arXiv 2205.05198)"
 _SAVED_FORMULAS = {
-    "none": "in flight × layers × bytes of a layer",
-    "selective": "in flight × layers × bytes of a layer{}",
-    "full": "in flight × layers × 2bsh / t′",
+    "none": "micro-batches in flight × layers × bytes per layer",
+    "selective": "micro-batches in flight × layers × bytes per layer{}",
+    "full": "micro-batches in flight × layers × 2bsh / t′",
 }
-_SAVED_IN_PART = "in flight × (recomputed layers × 2bsh / t′ + other layers × bytes of a stored layer)"
+_SAVED_IN_PART = (
+    "micro-batches in flight × (recomputed layers × 2bsh / t′ + other layers × bytes per stored layer)"
+)
 _RECOMPUTED_TOO = {
     "none": "",
     "selective": "{}",
     "full": ", and recomputed activations of the layer",
 }
 _EVERY_OTHER = (
-    ", of which attention and every other matrix product are kept",
-    ", and what the layer recomputes",
+    ", of which attention and every second matrix product are kept",
+    ", and activations that the layer recomputes",
 )
 _CORE = ", without core attention", ", and recomputed core attention"
 _AFTER_OTHERS = (
     ", and recomputed activations as far as they exceed those of the stored layers, which are freed before"
 )
 SYMBOLS = {
-    "Ψ": "parameters of a rank",
-    "N": "ranks that share the state",
-    "b": "samples in a micro-batch",
-    "s": "tokens in a sequence on a rank",
-    "h": "width of the model",
-    "V": "size of the vocabulary",
-    "t": "tensor ranks",
-    "t′": "tensor ranks with sequence parallelism, else 1",
+    "Ψ": "parameters on a rank",
+    "N": "number of ranks that share the state",
+    "b": "samples per micro-batch",
+    "s": "tokens of a sequence on a rank",
+    "h": "hidden size",
+    "V": "vocabulary size",
+    "t": "number of tensor ranks",
+    "t′": "number of tensor ranks with sequence parallelism, else 1",
 }
 """Meaning of each symbol in the formulas of terms."""
 Inputs = dict[str, float | str]
@@ -220,8 +222,8 @@ def _existing(term: Term, share: float, moment: str) -> Term:
     """Return the gradient term times `share`, the fraction allocated at the peak; it is above 1 while gradients are
     added up.
     """
-    formula = f"{term.formula} × those that exist {moment}"
-    inputs = {**term.inputs, "those that exist": share}
+    formula = f"{term.formula} × fraction allocated {moment}"
+    inputs = {**term.inputs, "fraction allocated": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
 
 
@@ -260,9 +262,9 @@ def _copies(stages: _Stages, at: At) -> Term:
     if recipe.master:
         source = "TransformerEngine 2.x's fp8 weights and, if needed, their transposes"
     else:
-        formula += f", as far as they exist {_moment(stages, at)}"
+        formula += f", those allocated {_moment(stages, at)}"
         source = "weights gathered in 16 bits" if whole else "autocast's cache"
-    inputs: Inputs = {"bytes of each": recipe.copies}
+    inputs: Inputs = {"bytes per copy": recipe.copies}
     return Term("low-precision copies", at(stages.peak.copies), "bytes", formula, inputs, source)
 
 
@@ -285,9 +287,9 @@ def _activations(stages: _Stages, at: At) -> Term:
     is_away = bool(OFFLOADS_ACTIVATIONS[rows.layouts.offload][0])
     shape = rows.shape
     inputs: Inputs = {
-        "in flight": at(held.in_flight),
+        "micro-batches in flight": at(held.in_flight),
         "layers": at(held.layers),
-        "bytes of a layer": at(blocks.saved_once) / at(held.layers),
+        "bytes per layer": at(blocks.saved_once) / at(held.layers),
         "bs": at(shape.tokens),
         "h": rows.model.hidden,
         "t": layout.tensor,
@@ -298,28 +300,29 @@ def _activations(stages: _Stages, at: At) -> Term:
         formula = _SAVED_IN_PART
         inputs |= {
             "recomputed layers": float(recomputed_layers(at(held.layers), rows.layouts.most_recomputed[0])),
-            "bytes of a stored layer": at((rows.dense if held.mixed is None else rows.mixed).whole),
+            "bytes per stored layer": at((rows.dense if held.mixed is None else rows.mixed).whole),
         }
     if is_away:
-        formula = "the running layer and the next one; the rest is in host memory"
+        formula = "the current layer and the next one; the rest is in host memory"
     if wider := int(at(rows.wider)):
         formula = formula.replace("2bsh", f"{2 + wider}bsh")
     is_torch = bool(rows.in_torch[0])
     if is_torch and not is_away:
-        formula += ", without inputs of stages, which are in receive buffers"
-    kept = f"in flight × 2bsh{' / t' * rows.framework.shards_outputs}"
+        formula += ", without stage inputs, which are in receive buffers"
+    kept = f"micro-batches in flight × 2bsh{' / t' * rows.framework.shards_outputs}"
     if is_torch:
         kept = (
-            "(in flight × stages - 1) × 2bsh; at the end also logits and log-probabilities; delayed gradients"
+            "(micro-batches in flight × stages - 1) × 2bsh; on the last stage also logits and log-probabilities; "
+            "delayed gradients"
         )
     mask_bytes, outputs = at(blocks.embedding_mask), at(blocks.outputs)
     moment = int(at(stages.peak.moment))
     if moment == ENDS and not is_away:
-        formula += ", without all layers but the first of one micro-batch"
+        formula += ", except all layers but the first of one micro-batch"
     elif moment in (SECOND, LAST_MIXED, LAST_BUT_ONE, ROOT) and not is_away:
-        formula += ", without the layers whose backward pass is over"
+        formula += ", except layers whose backward pass is over"
     elif moment == FORWARD and not is_away:
-        formula += ", without the last layer"
+        formula += ", except the last layer"
     elif moment == UPDATE:
         formula, mask_bytes, outputs = "freed before the update", 0.0, 0.0
     layers = Term(
@@ -327,10 +330,10 @@ def _activations(stages: _Stages, at: At) -> Term:
         f"{KORTHIKANTI}, equations 1 to 6; micro-batches in flight under {layout.schedule}",
     )  # fmt: skip
     others = (
-        Term("dropout mask of the embedding", mask_bytes, "bytes", "in flight × bsh / t′",
-             {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3"),
+        Term("dropout mask of the embedding", mask_bytes, "bytes", "micro-batches in flight × bsh / t′",
+             {"micro-batches in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3"),
         Term("outputs of the stage", outputs, "bytes", kept,
-             {"in flight": at(held.in_flight), "t": layout.tensor}, rows.framework.source),
+             {"micro-batches in flight": at(held.in_flight), "t": layout.tensor}, rows.framework.source),
     )  # fmt: skip
     return Term.total("activations", (layers, *(term for term in others if term.value)))
 
@@ -342,22 +345,23 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
     of_logit, later = logit_bytes(habits, rows.recipe)
     inputs: Inputs = {
         "bs": at(rows.shape.tokens), "h": rows.model.hidden, "V": rows.model.vocab, "t": layout.tensor,
-        "bytes of a logit": of_logit,
+        "bytes per logit": of_logit,
     }  # fmt: skip
     source = f"{habits.name}: {habits.source}"
     if moment == UPDATE:
         return Term(
-            "gradients of the update", at(blocks.update), "bytes",
-            "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay", {"N": at(rows.zero_ranks)}, source,
+            "gradients during the update", at(blocks.update), "bytes",
+            "(4Ψ in float32, plus 2Ψ flat with ZeRO) / N + flat buffers, which stay allocated",
+            {"N": at(rows.zero_ranks)}, source,
         )  # fmt: skip
     if moment in AT_LOSS:
         logits = at(blocks.at_loss)
         if moment == LOSS and blocks.early is not None:
             logits -= at(blocks.early.logits_later)
-            inputs["bytes of a logit"] = of_logit - later
+            inputs["bytes per logit"] = of_logit - later
         return Term(
             "logits", logits, "bytes",
-            f"bsV × bytes of a logit{'' if habits.whole_logits else ' / t'}"
+            f"bsV × bytes per logit{'' if habits.whole_logits else ' / t'}"
             " + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
         )  # fmt: skip
     if unit is not None and moment == ROOT:
@@ -365,17 +369,18 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
     if moment == FORWARD:
         of_layer = blocks.early.in_forward if unit is None and blocks.early else unit and unit.working
         return Term(
-            "layer in its forward pass", at(of_layer), "bytes", "inputs and output of the activation function, 3 × bsh",
+            "temporary tensors of a forward pass", at(of_layer), "bytes",
+            "input and output of the activation function, 3 × bsh",
             inputs, source,
         )  # fmt: skip
     if unit is not None and moment == HEAD:
         return Term(
-            "gradient of logits", at(unit.working), "bytes", "(bsV / t + 3bsh / t′) × bytes of an activation",
-            inputs | {"bytes of an activation": rows.recipe.activation}, source,
+            "gradient of logits", at(unit.working), "bytes", "(bsV / t + 3bsh / t′) × bytes per activation",
+            inputs | {"bytes per activation": rows.recipe.activation}, source,
         )  # fmt: skip
     return Term(
-        "layer in its backward pass", at(blocks.in_layer), "bytes",
-        "gradients of inner activations and of the residual"
+        "temporary tensors of a backward pass", at(blocks.in_layer), "bytes",
+        "gradients of the residual stream and of activations inside the layer"
         + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute].format(_selected(stages)[1]))
         + (", and the output of the stage" if habits.shards_outputs and layout.pipeline > 1 else ""),
         inputs, source,
@@ -385,9 +390,11 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
 def _received(rows: LayoutRows, ranks: float) -> tuple[str, Inputs, str]:
     """Return the formula of receive buffers, its inputs and its source."""
     if rows.in_torch[0]:
-        formula = "micro-batches × (inputs and gradients of outputs of stages) × 2bsh, and one that is sent"
+        formula = (
+            "micro-batches × (stage input and gradient of stage output) × 2bsh, plus one message being sent"
+        )
         return formula, {"micro-batches": rows.pipeline.microbatches[0]}, rows.framework.source
-    return "2 × a slice of at most 4 MiB of a chunk", {"N": ranks}, "rings of Shardscope's jobs"
+    return "2 × a slice (at most 4 MiB) of a chunk", {"N": ranks}, "ring collectives of Shardscope's jobs"
 
 
 def _buffers(stages: _Stages, at: At) -> Term:
@@ -395,15 +402,15 @@ def _buffers(stages: _Stages, at: At) -> Term:
     rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
     habits, ranks, unit = rows.framework, at(rows.zero_ranks), _unit(blocks, moment)
     source = f"{habits.name}: {habits.source}"
-    gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
+    gathered, bucket = "(1 + prefetched layers) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:
-        gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
+        gathered = "live parameters, or the largest matrix; all weights if autograd keeps them"
     if habits.bucket_elements:
-        bucket = "flat buffers, and the largest matrix if it exceeds one"
+        bucket = "flat buffers, and the largest matrix if it is larger than a buffer"
     if habits.copies_to_reduce and at(blocks.copied):
         bucket = "copies of all gradients"
     flat = {
-        "elements of a buffer": habits.bucket_elements,
+        "elements per buffer": habits.bucket_elements,
         "buffers": habits.buckets if layout.zero >= 3 else 1,
     }
     in_bucket = blocks.copied if moment == UPDATE else blocks.standing
@@ -414,7 +421,10 @@ def _buffers(stages: _Stages, at: At) -> Term:
             bucket += ", and the largest gradients before they are added to those of an earlier micro-batch"
     in_gathered = blocks.gathered * (moment != UPDATE)
     if unit is not None:
-        gathered, bucket = "root unit, running layer and prefetched one", "gradients before they are reduced"
+        gathered, bucket = (
+            "root unit, current layer and prefetched layer",
+            "gradients before they are reduced",
+        )
         in_gathered, in_bucket = unit.gathered, unit.bucket
         if layout.zero == 2:
             gathered = "all units whose backward pass is not over"
@@ -422,15 +432,15 @@ def _buffers(stages: _Stages, at: At) -> Term:
             gathered = "root unit"
     others = (
         Term("gathered parameters", at(in_gathered), "bytes", gathered,
-             {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements},
+             {"N": ranks, "prefetched layers": habits.prefetched, "live parameters": habits.live_elements},
              f"{ZERO}, stage {layout.zero}"),
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
-             {"N": ranks, "bytes of a gradient": bucket_bytes(rows)} | flat,
+             {"N": ranks, "bytes per gradient": bucket_bytes(rows)} | flat,
              f"{ZERO}, stage 2" if layout.zero else source),
-        Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
+        Term("gradient placeholders", at(blocks.placeholders), "bytes", "one tensor per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
-             "cuBLAS in torch, for the threads of the forward and the backward pass"),
+             "torch's cuBLAS workspaces for the forward and the backward thread"),
         Term("receive buffers", at(blocks.received), "bytes", *_received(rows, ranks)),
     )  # fmt: skip
     return Term.total("buffers", (_working(stages, unit, at), *(term for term in others if term.value)))

@@ -1,8 +1,8 @@
 """The time per message of ranks that do not compute, such as those on emulated processors, which sleep.
 
-If there are more ranks than cores, ranks sleep before each collective, as they do in training: in one long sequence of
-messages, they would be awake at the same time either hardly ever or always, depending on the kernel's scheduler. With a
-core for each rank, the fastest of several tries counts, because two ranks may happen to share a core.
+Ranks sleep before each collective, as they do in training, so that a message wakes the core of its receiver. In one
+long sequence of messages, cores would stay awake, and ranks that share a core would be awake at the same time either
+hardly ever or always, depending on the kernel's scheduler.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import sys
 from statistics import median
 
 from shardscope.calibration.host_calibration import Constant
-from shardscope.machine import usable_cores
 
 _PROGRAM = """\
-import json, sys
+import json
 from shardscope.runtime.tools.transport_speed import measure
 for _ in range(3):
     for ranks in (2, 4, 8):
-        speeds = measure(ranks, pause_s=0.005 if ranks > float(sys.argv[1]) else 0.0)
+        speeds = measure(ranks, pause_s=0.01)
         print(json.dumps([[speed.transport, speed.world_size, speed.message_s] for speed in speeds]))
 """
 _NOISE = 0.2
@@ -32,11 +31,10 @@ def idle_message_constants() -> tuple[list[Constant], str]:
     """Return the time per message for each transport and number of ranks, and a note if it cannot be measured."""
     if sys.platform != "linux":
         return [], ""
-    cores = usable_cores()
     tries: dict[tuple[str, int], list[float]] = {}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, str(cores)],
+            [sys.executable, "-c", _PROGRAM],
             capture_output=True, text=True, timeout=_PATIENCE_S, check=True,
         )  # fmt: skip
         for line in done.stdout.splitlines():
@@ -47,7 +45,7 @@ def idle_message_constants() -> tuple[list[Constant], str]:
     found = [
         Constant(
             name="idle_message_s", transport=transport, ranks=ranks,
-            value=median(measured) if ranks > cores else min(measured),
+            value=median(measured),
             low=min(measured) * (1 - _NOISE), high=max(measured) * (1 + _NOISE),
         )
         for (transport, ranks), measured in sorted(tries.items())

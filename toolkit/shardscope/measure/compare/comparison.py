@@ -198,8 +198,10 @@ _FEW_PERCENT = 0.095
 """Relative error below which the percentage is written with one decimal place."""
 _ALMOST_NONE = 0.001
 _EXACT = "exact"
-_ALL_THE_SAME = "The simulated step agrees with the prediction in every term, so it has no column."
-_SAME = "Simulated values are shown where they differ from the predicted ones."
+_ALL_THE_SAME = (
+    "The simulated step equals the predicted one in every term, so the table has no column for it."
+)
+_SAME = "Simulated values are shown only where they differ from predicted ones."
 _AS_PREDICTED = 0.1
 """Largest error of the step time for which no cause is named."""
 
@@ -270,9 +272,9 @@ def _on_exact(comparison: Comparison) -> str:
         return ""
     if not wrong:
         groups = listed([_JUDGED[name] for name in dict.fromkeys(row.group for row in judged)])
-        return f"{groups[0].upper()}{groups[1:]} agree."
+        return f"{groups[0].upper()}{groups[1:]} agree with the prediction."
     named = ", ".join(f"{row.group} of {row.term}" for row in wrong)
-    return f"{len(wrong)} of {len(judged)} terms with an exact or bounded prediction differ: {named}."
+    return f"{len(wrong)} of {len(judged)} terms differ from their exact or bounded prediction: {named}."
 
 
 def _on_time(comparison: Comparison) -> str:
@@ -281,9 +283,11 @@ def _on_time(comparison: Comparison) -> str:
     if step is None or step.error is None:
         return ""
     more_s = step.measured - step.predicted
-    took = f"A {comparison.per} took {figure(step.measured, 's')} (predicted: {figure(step.predicted, 's')})"
+    took = f"A {comparison.per} took {figure(step.measured, 's')} ({figure(step.predicted, 's')} predicted)"
     if step.is_inside is False:
-        took += f", outside its 90% interval{f': {comparison.reason}' if comparison.reason else ''}"
+        took += (
+            f", outside the 90% prediction interval{f': {comparison.reason}' if comparison.reason else ''}"
+        )
     if abs(step.error) <= _AS_PREDICTED:
         return f"{took}."
     shares = {
@@ -297,7 +301,7 @@ def _on_time(comparison: Comparison) -> str:
     if not large:
         return f"{took}."
     named = " and ".join(f"{name} {_signed(times[name])}" for name in large[:2])
-    return f"{took}; most of the difference: {named}."
+    return f"{took}. The largest difference{'s' * (len(large) > 1)}: {named}."
 
 
 def _signed(row: ComparedTerm) -> str:
@@ -341,7 +345,9 @@ def interval_text(comparison: Comparison) -> list[str]:
     if step is None or step.interval is None:
         return conditions
     side = "inside" if step.is_inside else "outside"
-    text = f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured time is {side}."
+    text = (
+        f"The measured time of a {step.term} is {side} the 90% prediction interval, {_interval_cell(step)}."
+    )
     return [text, *conditions]
 
 

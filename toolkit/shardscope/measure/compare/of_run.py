@@ -41,7 +41,7 @@ from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural, seconds_text
 
-_NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
+_NOT_PREDICTED = "This run cannot be compared, because its job cannot be predicted here."
 _OF_LOADS = (
     "{name}, activations and times are predicted for an even load of experts: differences follow from the run's own "
     "load, in which the busiest expert of a layer got {imbalance:.2f} times as many tokens, mean over layers and the "

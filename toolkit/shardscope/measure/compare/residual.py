@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardscope.errors import SpecError
 from shardscope.measure.compare.measured import ALL_WORKERS, COMMUNICATION, REST
+from shardscope.runlog.axes import collective_text
 from shardscope.spec.units import figure
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class Residual(NamedTuple):
         more_s = self.difference_s
         took = f"The {self.per} took {figure(self.measured_s, 's')}"
         large = [term for term in _largest(self.terms) if term.difference_s]
-        named = ", ".join(f"{term.term.replace('_', ' ')} {_signed(term.difference_s)}" for term in large)
+        named = ", ".join(f"{collective_text(term.term)} {_signed(term.difference_s)}" for term in large)
         expected = f"{self.expected} ({figure(self.expected_s, 's')})"
         if abs(more_s) < _ALIKE * self.measured_s:
-            return f"{took}, as {expected} within {_ALIKE:.0%}. Differences in individual terms cancel out: {named}."
+            return f"{took}, as {expected} within {_ALIKE:.0%}. The largest differences cancel out: {named}."
         word = "longer" if more_s > 0 else "shorter"
         return f"{took}, {figure(abs(more_s), 's')} {word} than {expected}. The largest differences: {named}."
 

@@ -327,7 +327,9 @@ def _scope(found: StepTime, *, is_shared: bool) -> str:
             f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which all "
             "workers together compute its gradients."
         )
-    return f"Parts of the step are medians over {many} on {where}. Medians need not add up."
+    return (
+        f"Parts of the step are medians over {many} on {where}; they need not add up to the median step time."
+    )
 
 
 def _part_rows(
@@ -495,10 +497,7 @@ def _memory(
     except SpecError as error:
         notes.append(f"There is no simulated memory: {error}")
         return {}
-    notes.append(
-        "Simulated memory is the predicted memory of each type, at the simulated times; the peak is that "
-        "of the simulation."
-    )
+    notes.append("Simulated memory is the predicted memory of each type, allocated at the simulated times.")
     found = {
         ("memory", kind): float(max(point.held[place] for point in step.memory))
         for place, kind in enumerate(MEMORY_KINDS)

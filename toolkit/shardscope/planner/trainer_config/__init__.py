@@ -64,7 +64,7 @@ def trainer_config(
         )
     if lacking := known.shipped.lacks(layout, model):
         raise SpecError(
-            f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
+            f"{known.label} does not support {' or '.join(lacking)}; to search only what it supports, plan with "
             f"software={known.name!r} and leave these axes out of fix"
         )
     config = _WRITERS[known.name](model, layout)

@@ -58,19 +58,20 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     where = "on each device of the last stage" if layout.pipeline > 1 else "on each device"
     loss = (
         "Predictions assume TransformerEngine's cross entropy (--cross-entropy-fusion-impl te), which Megatron-LM of "
-        "August 2026 refuses; the native one needs about 4 bytes more per logit, "
+        "August 2026 does not accept. The native one needs about 4 bytes more per logit: "
         f"{gib_text(_MORE_BYTES_PER_LOGIT * logits)} {where}."
     )
+    micro = layout.num_micro_batches
     return (
-        f"The {layout.num_devices:,} processes of torchrun make {plural(layout.data, 'replica')}.",
-        f"Micro-batches of a replica in one step: {layout.num_micro_batches:,}.",
+        f"The {layout.num_devices:,} torchrun processes form {plural(layout.data, 'replica')} of the model.",
+        f"Each replica processes {micro:,} micro-batch{'es' * (micro > 1)} per step.",
         *["Predictions assume that the attention backend `auto` selects fused attention."]
         * layout.flash_attention,
         loss,
         *_remarks_on_messages(layout),
         *["Add --rotary-base if the model's is not 10,000."]
         * (model.positions == "rotary" and model.rotary_base is None),
-        f"Add the data and a tokenizer of {model.vocab:,} tokens, the learning rate and --train-iters.",
+        f"Add your data, a tokenizer of {model.vocab:,} tokens, the learning rate and --train-iters.",
     )
 
 
@@ -78,13 +79,13 @@ def _remarks_on_messages(layout: Layout) -> list[str]:
     found = []
     if layout.tensor > 1 or layout.context > 1:
         found.append(
-            "On Hopper and older GPUs, set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1; on others, do not."
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 is for Hopper and older GPUs; leave it out on newer ones."
         )
     if layout.tensor > 1:
         needed = "" if layout.sequence_parallel else ", which needs sequence_parallel=True"
         found.append(
-            "Where the calibration's message_overlap is above 0, as on H100, predictions hide a part of the tensor "
-            f"parallel messages, as --tp-comm-overlap does{needed}."
+            "On some devices, such as H100, predictions assume that computation hides part of the tensor-parallel "
+            f"messages; --tp-comm-overlap does this{needed}."
         )
     return found
 

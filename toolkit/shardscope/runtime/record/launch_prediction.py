@@ -192,7 +192,10 @@ class LaunchPrediction(NamedTuple):
         """
         at_end = "" if self.load_at_end is None else f", {self.load_at_end:.1f} at the end of the run"
         cores = "" if self.cores is None else f" on {self.cores:g} cores"
-        text = f"Predicted at launch, with constants of {self.constants}; load {self.load:.1f}{cores} then{at_end}."
+        text = (
+            f"Predicted at launch, with constants of {self.constants}. "
+            f"System load: {self.load:.1f}{cores} at launch{at_end}."
+        )
         if self.busy_load(num_ranks):
             text += f" {BUSY.capitalize()}, which makes steps slower than predicted."
         return text

@@ -75,7 +75,7 @@ RING = Algorithm(
     title="ring",
     since=2009,
     source=_SOURCE,
-    about="Every worker sends 1/W of the tensor to its neighbour: W-1 times to add up, W-1 times to distribute.",
+    about="Every worker sends 1/W of the tensor to its neighbour, in W-1 rounds that sum and W-1 that distribute.",
     costs={op: _around(op, 1) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + 2(W−1)/W · S/B + (W−1)/W · S/γ",
@@ -93,7 +93,7 @@ CHAIN = Algorithm(
         "broadcast": "(W−2+m)(α + S/(mB))",
         "reduce": "(W−2+m)(α + S/(mB) + S/(mγ))",
     },
-    options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
+    options={"segments": Option(None, "number of segments of the tensor; None for the optimal number", 1)},
 )
 BIDIRECTIONAL_RING = Algorithm(
     title="ring, both directions",

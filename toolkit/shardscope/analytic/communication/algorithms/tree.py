@@ -91,7 +91,7 @@ PIPELINED_TREE = Algorithm(
         "broadcast": "2(⌊log₂W⌋ + m−1)(α + S/(mB))",
         "reduce": "2(⌊log₂W⌋ + m−1)(α + S/(mB) + S/(mγ))",
     },
-    options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
+    options={"segments": Option(None, "number of segments of the tensor; None for the optimal number", 1)},
 )
 DOUBLE_TREE = Algorithm(
     title="double binary tree",

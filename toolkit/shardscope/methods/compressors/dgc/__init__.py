@@ -36,7 +36,8 @@ class DeepGradientCompression(PackedCompression):
     warmup_steps: CountOrZero = 0
     """Number of warm-up steps, during which the ratio falls from 0.25 to `ratio`."""
     exchange: Exchange = "gather"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -17,7 +17,8 @@ class Natural(PackedCompression):
     codec_passes = 1.0  # each element separately
 
     exchange: Exchange = "two-phase"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import bits_bytes

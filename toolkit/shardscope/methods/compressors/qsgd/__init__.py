@@ -21,7 +21,8 @@ class Qsgd(BlockCompression):
     bits: Annotated[int, Field(ge=2, le=8)] = 8
     """Bits per element, including the sign: 2 to 8."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     @property
     def width(self) -> int:

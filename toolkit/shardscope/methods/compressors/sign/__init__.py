@@ -23,7 +23,8 @@ class Sign(BlockCompression):
     feedback: bool = True
     """Error feedback: add the compression error of a step to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     @property
     def width(self) -> int:

@@ -21,7 +21,8 @@ class TernGrad(PackedCompression):
     clip: float = Field(default=2.5, gt=0)
     """Clipping threshold for elements, in standard deviations of the packet's elements, above 0."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, bits_bytes

@@ -24,7 +24,8 @@ class TopK(PackedCompression):
     """Search for the largest elements: with a threshold from a sample (``sampled``), or by comparing all elements
     (``exact``). Both give the same result."""
     exchange: Exchange = "gather"
-    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
+    """How packets are exchanged: each rank averages a share of the elements (``two-phase``), or gets all packets
+    (``gather``)."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import placed_bytes

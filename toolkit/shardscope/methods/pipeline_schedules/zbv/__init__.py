@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class Zbv(PipelineSchedule):
-    """V-shaped schedule with two stages per rank, down the ranks and back up: no bubble, with the memory of 1F1B."""
+    """V-shaped schedule with two stages per rank, down the ranks and back up: almost no bubble, and 1F1B's memory."""
 
     name = "zbv"
     title = "ZB-V"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Ring(BucketedStrategy):
-    """Shardscope's own ring: reduce-scatter, then all-gather; each rank communicates only with its two neighbours.
+    """Shardscope's own ring all-reduce: reduce-scatter, then all-gather; ranks communicate only with neighbours.
 
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
     """

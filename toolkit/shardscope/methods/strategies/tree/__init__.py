@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tree(BucketedStrategy):
-    """Shardscope's own binary tree: sums move up to rank 0, and the total moves back down, slice by slice.
+    """Shardscope's own tree all-reduce: sums move up a binary tree to rank 0, and the total moves back down.
 
     With W ranks, an all-reduce takes 2 log2(W) communication steps, compared with 2(W-1) on a ring. But a rank with two
     children sends three times the size of its gradients, compared with less than twice on a ring.
