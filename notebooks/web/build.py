@@ -14,12 +14,13 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 from bundle import folder_of, write_bundle
-from bytecode import add_bytecode
 from links import broken_links
+from memory import write_memory
 from pyodide_files import PINS, PyodideMissing, fetch
 from recorded import write_recorded
 from reference import SphinxFailed, write_reference
@@ -53,9 +54,11 @@ def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> P
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(HERE / "site", out, ignore=shutil.ignore_patterns("python"))
     shutil.copytree(files, out / "pyodide")
-    write_bundle(out / "bundle.zip")
-    write_recorded(out / "bundle.zip", out / "recorded")
-    add_bytecode(out / "bundle.zip", out / "pyodide")
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder) / "bundle.zip"
+        write_bundle(bundle)
+        write_recorded(bundle, out / "recorded")
+        write_memory(bundle, out)
     (out / "vendor").mkdir()
     for name, (package, path) in FRONT_END.items():
         shutil.copy(folder_of(package) / path, out / "vendor" / name)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import shardscope as ss
 from conformance.ranks import RankPool
@@ -14,6 +15,7 @@ from conformance.strategy import StrategyConformance
 from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
 from prediction.test_expert_axis import A2A, even, sent
 from shardscope.analytic.job_step import JobStep
+from shardscope.errors import SpecError
 from shardscope.prediction.traced import traced
 from shardscope.spec.models import GPTConfig
 from shardscope.training.models import build_model
@@ -110,3 +112,64 @@ def test_a_split_backward_pass_takes_as_long_as_it_recomputes() -> None:
     assert split.time["backward"].value / once.time["backward"].value == pytest.approx((2 + 1 + 3 / 4) / 3)
     simulated = ss.simulate(job("zb-h1"), cluster)
     assert simulated.step_time_s == pytest.approx(split.step_time_s, rel=0.05)
+
+
+def nested() -> nn.Module:
+    """Five layers, two of which are three layers each unless they are recomputed."""
+    inner = (nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), *inner, nn.Linear(32, 10))
+
+
+def of_nested(schedule: str, **fields: Any) -> ss.Job:
+    return ss.Job(
+        model=nested, data="digits", world_size=2, steps=2, batch=ss.Batch(64, micro_batch=8), record=EVERY_STEP,
+        strategy=ss.Pipeline(schedule=schedule, split="even"), **fields,
+    )  # fmt: skip
+
+
+def test_a_recomputed_sequential_is_one_layer_of_a_pipeline() -> None:
+    for recompute, layers in (("none", 9), ("full", 5), ("selective", 5)):
+        trace = traced(of_nested("zb-h1", recompute=recompute)).table.step
+        assert trace is not None
+        assert len(trace.pieces) == layers
+        assert all(recompute in piece.split for piece in trace.pieces)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_ranks_with_recomputed_sequentials_send_and_hold_what_is_predicted(
+    pool: RankPool, tmp_path: Path, schedule: str
+) -> None:
+    job = of_nested(schedule, recompute="full")
+    trace = traced(job).table.step
+    assert trace is not None
+    events = run_on(pool, job, tmp_path)
+    assert hold_traffic(job, trace, events) > 0
+    hold_states(job, trace, events)
+    for predicted, measured in hold_compared(job, tmp_path)["memory", "activations"].by_rank:
+        assert measured == pytest.approx(predicted, rel=0.01)
+
+
+class Reentrant(nn.Linear):
+    """A layer whose gradients PyTorch can only compute all at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def test_a_layer_whose_backward_pass_cannot_be_split_is_refused_after_the_first_stage() -> None:
+    def predicted(schedule: str, split: tuple[int, int]) -> float | None:
+        layers = [nn.Flatten(), nn.Linear(64, 64), Reentrant(64, 64), nn.Linear(64, 10)]
+        job = ss.Job(
+            model=lambda: nn.Sequential(*layers), data="digits", world_size=2, batch=ss.Batch(64, micro_batch=8),
+            strategy=ss.Pipeline(schedule=schedule, split=split),
+        )  # fmt: skip
+        return ss.predict(job).step_time_s
+
+    assert predicted("1f1b", (2, 2)) is not None
+    assert predicted("zb-h1", (3, 1)) is not None
+    with pytest.raises(
+        SpecError, match="PyTorch cannot split that of layer 3 of 4; use a schedule such as '1f1b'"
+    ):
+        predicted("zb-h1", (2, 2))

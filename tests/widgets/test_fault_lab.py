@@ -110,7 +110,7 @@ class TestSentences:
         ("standing", "step", "told"),
         [
             (Standing(fake_job(**SURE), 47, 40), 0, "from the checkpoint of step 40, and repeat 7 steps."),
-            (Standing(fake_job(**SURE), 47, 40), 56, "from the checkpoint of step 50 and repeat 5 steps."),
+            (Standing(fake_job(**SURE), 47, 40), 56, "from the checkpoint of step 50, and repeat 5 steps."),
             (Standing(fake_job(**SURE), 4, 0), 0, "from the beginning, as there is no checkpoint, and repeat 4 steps."),
             (Standing(fake_job(), 47, 0), 0, "The run then fails, because its job has no recovery"),
         ],

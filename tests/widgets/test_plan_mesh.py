@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 from shardscope.planner import plan
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
-from shardscope_widgets import figures
+from shardscope_widgets import Planner, figures
 from shardscope_widgets.figures import _plan_mesh
 
 CLUSTER = Cluster.of("h100-80gb", nodes=4, per_node=8)
@@ -109,3 +109,17 @@ def test_the_figure_takes_plans_and_refuses_an_unknown_axis():
     )
     with pytest.raises(SpecError, match="by"):
         figures.plan_mesh(found, by="tensr")
+
+
+@pytest.mark.parametrize("rank", [0, 10**6])
+def test_a_plan_that_does_not_exist_is_neither_drawn_nor_measured_nor_trained(rank):
+    planner = Planner("gpt2", nodes=1, global_batch=8)
+    for use in (
+        lambda: figures.plan_mesh(planner.plans, rank),
+        lambda: figures.plan_terms(planner.plans, rank),
+        lambda: planner.measure(1.0, rank=rank),
+        lambda: planner.train(rank=rank),
+    ):
+        with pytest.raises(SpecError, match=rf"rank={rank} is not a position in the ranking; use 1 to \d+"):
+            use()
+    planner.close()

@@ -1,12 +1,11 @@
-/* The kernel of the page: Pyodide in a worker, with the packages and the bridge to the widgets.
+/* The kernel of the page: Pyodide in a worker, as it was when the page was built, and the bridge to the widgets.
 
    Messages in:  {open: name, settings}, {comm: id, text, buffers, id}
    Messages out: {step}, {ready}, {opened, model}, {comm, buffers, cause}, {done: id}, {failed}; `cause` is the id of
    the message that is being handled */
 
-import { loadPyodide } from "./pyodide/pyodide.mjs";
-
-const PACKAGES = ["numpy", "pydantic"];
+import { FILES, LIBRARIES, MEMORY } from "./python/parts.js";
+import { grow, put, start as startPyodide } from "./start.js";
 
 let handling = null; // id of the message from the page that the widgets handle now
 
@@ -18,13 +17,35 @@ function fail(error) {
   self.postMessage({ failed: String(error).trim().split("\n").at(-1) });
 }
 
+/** Memory of `size` bytes, and a promise that it holds the bytes that are packed at an address. */
+function unpack(address, size) {
+  const bytes = new Uint8Array(size);
+  const load = async () => {
+    const answer = await fetch(address);
+    if (!answer.ok) throw new Error(`cannot load ${address}: ${answer.status}`);
+    let filled = 0;
+    for (const parts = answer.body.pipeThrough(new DecompressionStream("gzip")).getReader(); ;) {
+      const { done, value } = await parts.read();
+      if (done) break;
+      bytes.set(value, filled);
+      filled += value.length;
+    }
+    if (filled !== size) throw new Error(`${address} holds ${filled} bytes instead of ${size}`);
+  };
+  return { bytes, filled: load() };
+}
+
 async function start() {
   say("Loading Python; the panel answers what you change once it has loaded");
-  const archive = fetch("./bundle.zip").then((answer) => answer.arrayBuffer());
-  const pyodide = await loadPyodide({ packages: PACKAGES });
-  say("Loading the calculators");
-  pyodide.unpackArchive(await archive, "zip", { extractDir: "/" });
-  pyodide.runPython("import sys; sys.path.insert(0, '/lib/page')");
+  const memory = unpack("./python/memory.gz", MEMORY);
+  const files = unpack("./python/files.gz", FILES.reduce((sum, [, size]) => sum + size, 0));
+  const pyodide = await startPyodide(LIBRARIES, { _loadSnapshot: memory.bytes }, async (module) => {
+    await memory.filled;
+    grow(module, memory.bytes);
+  });
+  await files.filled;
+  let from = 0;
+  for (const [path, size] of FILES) put(pyodide.FS, path, files.bytes.subarray(from, from += size));
   const bridge = pyodide.pyimport("page_bridge");
   bridge.connect((text, buffers) => {
     const copies = buffers.toJs().map((buffer) => new DataView(buffer.slice().buffer));

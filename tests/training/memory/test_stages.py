@@ -1,23 +1,16 @@
-"""Peak memory of a pipeline's ranks, predicted from the trace of the whole model, against torch's own allocator.
-
-V-shaped schedules are left out: their ranks replace buffers of the step before, whose release the profiler misses.
-"""
+"""Peak memory of a pipeline's ranks, predicted from the trace of the whole model, against torch's own allocator."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 import shardscope as ss
-from conformance.allocator import allocated, held_bytes
 from conformance.ranks import RankPool
-from shardscope.training.context import RankContext
-from shardscope.training.trainer import Trainer
+from conformance.stage_peaks import measured
 
 SPLITS = {
     "gpipe": (3, 3),
@@ -39,33 +32,6 @@ def two() -> Iterator[RankPool]:
     ranks = RankPool(2)
     yield ranks
     ranks.close()
-
-
-def measured(job: ss.Job) -> Callable[[RankContext], int]:
-    """Bytes that a rank holds before a step, and those that the step allocates at its peak."""
-
-    def run(context: RankContext) -> int:
-        trainer = Trainer(job, context, context.events.path.parent)
-        for step in (1, 2):
-            trainer.take_step(step)
-        strategy: Any = trainer.strategy
-        rows = trainer._micro_batches(3)
-        trainer.optimizer.zero_grad(set_to_none=True)
-        received = [
-            info.buffer
-            for stage in strategy.stages.values()
-            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
-            for info in infos
-        ]
-        states = [tensor for kind in strategy.held(trainer.optimizer).values() for tensor in kind]
-        tensors = [*states, *received, *(tensor for pair in rows for tensor in pair)]
-        held = held_bytes(each for each in tensors if isinstance(each, Tensor) and each.device.type != "meta")
-        gc.collect()
-        peak, _ = allocated(lambda: strategy.step(rows, trainer.loss_function, trainer.optimizer))
-        strategy.close()
-        return held + peak
-
-    return run
 
 
 @pytest.mark.sampled

@@ -266,11 +266,19 @@ class Plans:
         Raises:
             SpecError: The ranking has no such position.
         """
-        one, other = self._ranked("first", first), self._ranked("second", second)
+        one, other = self.ranked(first, name="first"), self.ranked(second, name="second")
         return self._explained(one, other, (f"plan {first}", f"plan {second}"))
 
-    def _ranked(self, name: str, rank: int) -> Layout:
-        """Return the layout at a position in the ranking; `name` is the name of the argument in the error message."""
+    def ranked(self, rank: int = 1, *, name: str = "rank") -> Layout:
+        """Return the layout of a plan.
+
+        Args:
+            rank: Position in the ranking, from 1.
+            name: Name of the argument in the error message.
+
+        Raises:
+            SpecError: The ranking has no such position.
+        """
         if isinstance(rank, int) and 1 <= rank <= len(self.order):
             return self.layout(int(self.order[rank - 1]))
         known = f"use 1 to {len(self.order)}" if len(self.order) else f"it is empty: {self.problem}"
@@ -285,7 +293,7 @@ class Plans:
 
         On a mixed cluster, the split is uneven if an uneven split is faster.
         """
-        layout = self._ranked("rank", rank)
+        layout = self.ranked(rank)
         model, cluster = self.asked.model, self.asked.cluster
         if cluster.groups:
             one = self.layouts([int(self.order[rank - 1])])
@@ -332,7 +340,7 @@ class Plans:
         """
         from shardscope.planner.rehearsal import rehearsal_of  # needs psutil, which web pages lack
 
-        layout = self._ranked("rank", rank)
+        layout = self.ranked(rank)
         return rehearsal_of(
             self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps, world_size=world_size
         )
@@ -350,7 +358,7 @@ class Plans:
         Example:
             >>> print(plan(model, cluster, software="megatron-core").trainer_config())  # doctest: +SKIP
         """
-        layout = self._ranked("rank", rank)
+        layout = self.ranked(rank)
         setting = self.asked.setting(layout)
         if isinstance(setting.cluster, EmulatedDevices):
             raise SpecError(

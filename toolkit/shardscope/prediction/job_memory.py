@@ -8,6 +8,7 @@ total memory; the names of these terms say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -18,7 +19,9 @@ from shardscope.analytic.memory import RankStates, module_memory, torch_workspac
 from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
-from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
+from shardscope.analytic.memory.pipelines import pipeline_peaks
+from shardscope.analytic.memory.running import RankPeak
+from shardscope.analytic.memory.sharded_stages import ShardedStages
 from shardscope.analytic.stage_trace import with_repeated
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
@@ -69,7 +72,7 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
-    if along is not None and (peaks := _in_a_pipeline(step, along, states)) is not None:
+    if along is not None and (peaks := _in_a_pipeline(step, along)) is not None:
         return [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
@@ -148,36 +151,28 @@ def held_at_once(
     return np.minimum(held, [term.value for term in by_rank])
 
 
-def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[RankPeak] | None:
+def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
     """Return the peaks of the ranks of a pipeline; None if the trace is insufficient.
-
-    Gradients that a data axis keeps in buckets, or as shards, are at least those in `states`; gathered parameters count
-    as activations.
 
     Args:
         step: The training step.
         along: The step of the ranks along the pipeline axis.
-        states: Bytes of model states on each rank.
     """
     strategy = cast("Pipeline", along.job.strategy)
     copies = step.world_size // along.world_size
     plan = strategy.plan(along)
     if plan is None or plan.flow is None:
         return None
-    split = strategy.split_of(along)
-    peaks = pipeline_peaks(along, plan.flow.table, split, passes=plan.flow.passes)
-    if peaks is None or copies == 1:
-        return peaks
-    gathered, is_cut = _gathered(step), (step.job.strategy.held_stage or 0) > 1
-    return [
-        peak._replace(
-            activations=peak.activations + gathered[rank],
-            gradients=float(states.gradients[rank])
-            if is_cut
-            else max(peak.gradients, float(states.gradients[rank])),
-        )
-        for rank, peak in enumerate(each for each in peaks for _ in range(copies))
-    ]
+    split, sharded = strategy.split_of(along), None
+    stage = step.job.strategy.held_stage if step.job.num_state_ranks > 1 else None
+    if stage is not None and stage > 1:
+        along = replace(along, trace=with_repeated(along.trace, strategy.stages(along)))
+        shares = _shares_buffers(step)
+        sharded = ShardedStages(stage, _shards(step.job), _expert_ranks(step.job), shares_buffers=shares)
+    peaks = pipeline_peaks(
+        along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded, keeps_gradients=stage == 1
+    )
+    return peaks and [each for each in peaks for _ in range(copies)]
 
 
 def _activations(step: JobStep) -> list[float] | None:
@@ -244,9 +239,7 @@ def _by_moments(  # noqa: PLR0917
         bucket_mb=getattr(sharing, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
         late_gradients=_late_gradients(step),
-        shares_buffers=experts is None
-        and isinstance(sharing, FullyShardedStrategy)
-        and sharing.may_share_buffers(step),
+        shares_buffers=_shares_buffers(step),
         expert_ranks=experts,
     )  # fmt: skip
     moving = held.moving
@@ -290,6 +283,14 @@ def _expert_ranks(job: Job) -> int | None:
     """Return the number of ranks that hold the same experts; None if all ranks hold all of them."""
     experts = (job.strategy.degrees(job.world_size) or {}).get("expert", 1)
     return None if experts == 1 else job.num_state_ranks // int(experts)
+
+
+def _shares_buffers(step: JobStep) -> bool:
+    """Return whether ranks exchange the units of ZeRO 2 and 3 in buffers that they share."""
+    sharing = step.job.strategy.of_data
+    if not isinstance(sharing, FullyShardedStrategy) or _expert_ranks(step.job) is not None:
+        return False
+    return sharing.may_share_buffers(step)
 
 
 def _cut(step: JobStep, stage: int) -> Sharding:

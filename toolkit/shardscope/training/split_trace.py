@@ -2,87 +2,176 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shardscope.training.data.batches import call
+from shardscope.spec.model.step import Moment, SplitBackward
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import leaf_tensors
+from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
+from shardscope.training.memory.replay import StepMark, highest, replay
+from shardscope.training.memory.storages import Storages, storages
+from shardscope.training.recompute import recomputes_blocks
 from shardscope.training.tensor.axis import Message, recording
+
+_FOR_INPUTS, _FOR_WEIGHTS = 0, 1
 
 
 class SplitPasses(NamedTuple):
-    """The passes of one layer whose backward pass is split; bytes are those by which the saved bytes grow."""
+    """The passes of one layer whose backward pass is split; bytes are those of one sample."""
 
     messages: tuple[Message, ...] = ()
     """Collectives of the forward pass, of the pass for inputs, and of that for weights."""
-    for_inputs: int = 0
-    """Bytes in the pass for inputs, at most."""
-    between: int = 0
-    """Bytes after it."""
-    for_weights: int = 0
-    """Bytes in the pass for weights, at most."""
+    grown: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """By how much the saved bytes grow; see `PipelinePiece.recompute_split`."""
+    memory: SplitBackward = SplitBackward()
 
 
-def split_passes(layer: nn.Module, inputs: Any, saved: Activations) -> SplitPasses | None:
+def split_passes(
+    layer: nn.Module,
+    forward: Callable[[], Any],
+    inputs: Sequence[Tensor],
+    samples: int,
+    scratch: Callable[[Any, Any, Any], Sequence[Scratch]] = lambda *_: (),
+) -> SplitPasses | None:
     """Run the passes of a layer whose backward pass is split; None if no schedule can split that of such a layer.
 
-    Its graph stays until the pass for weights, as that of all layers but the last in a stage; that pass has then freed
-    all later layers.
-    """
-    from shardscope.training._compat_pipelining import (
-        one_pass_for_weights,
-        stage_backward_input,
-        stage_backward_weight,
-    )
+    The results of the layer stay, as those that the next layer of a stage takes. So does its graph until the pass for
+    weights, and during that unless the pass has then freed all later layers.
 
-    with recording() as called:
-        outputs = [tensor for tensor in leaf_tensors(call(layer, inputs)) if tensor.requires_grad]
-        before = saved.peak = saved.bytes
-        ends = [tensor.clone() for tensor in outputs]  # views cannot be detached
-        if not ends:
+    Args:
+        layer: The layer.
+        forward: Function that runs its forward pass.
+        inputs: Tensors that the layer takes.
+        samples: Number of samples in them.
+        scratch: Function that returns the workspace of an operation; see `AllocationLedger`.
+    """
+    passes = _Passes(layer, inputs, scratch)
+    with passes.ledger, passes.saved.active(), recording() as called:
+        outputs = [tensor for tensor in leaf_tensors(forward()) if tensor.requires_grad]
+        if not outputs:
             return SplitPasses(tuple(called))
-        gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
         try:
-            _, groups = stage_backward_input(ends, gradients, leaf_tensors(inputs), layer.parameters())
-            for_inputs, between = saved.peak, saved.bytes
-            outputs.clear()
-            saved.peak = saved.bytes
-            with recording() as late, one_pass_for_weights(layer, groups) as ordered:
-                stage_backward_weight(layer.parameters(), ordered)
+            late = passes.run(outputs)
         except (RuntimeError, KeyError):
             return None
+        finally:
+            for parameter in layer.parameters():
+                parameter.grad = None
     messages = (*called, *(each._replace(phase="weights") for each in late))
-    return SplitPasses(messages, for_inputs - before, between - before, saved.peak - before)
+    for_inputs, between, for_weights = (size / samples for size in passes.grown)
+    moments = highest(replay(passes.ledger, 0, samples))
+    memory = _memory(moments, passes.of_output / samples, in_reverse=recomputes_blocks(layer))
+    return SplitPasses(messages, (for_inputs, between, for_weights), memory)
 
 
-def delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes of gradients of the results of operations that take both an input of the layer and a weight.
+class _Passes:
+    """The passes of one layer, with a mark in the ledger after each operation."""
 
-    PyTorch's split backward pass keeps these until it computes the gradients of weights (``stage_backward_input``).
-    """
-    feeds: dict[Any, list[Any]] = defaultdict(list)
-    waiting = [output.grad_fn for output in outputs]
-    seen = {*waiting}
-    while waiting:
-        node = waiting.pop()
-        for other, _ in node.next_functions if node is not None else ():
-            if other is not None:
-                feeds[other].append(node)
-                waiting += [other] * (other not in seen)
-                seen.add(other)
-    leaves = {id(tensor) for tensor in inputs}
-    from_inputs = [node for node in feeds if id(getattr(node, "variable", None)) in leaves]
-    reached = {*from_inputs}
-    while from_inputs:
-        later = [each for each in feeds[from_inputs.pop()] if each not in reached]
-        from_inputs += later
-        reached |= {*later}
-    weighted = {node for other, nodes in feeds.items() if other not in reached for node in nodes} & reached
-    results = [result for node in weighted for result in node._input_metadata]  # noqa: SLF001 - nothing else has sizes
-    return sum(prod(result.shape) * result.dtype.itemsize for result in results)
+    def __init__(
+        self,
+        layer: nn.Module,
+        inputs: Sequence[Tensor],
+        scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
+    ) -> None:
+        self.layer, self.inputs = layer, inputs
+        held = Storages()
+        held.add("held", [*layer.parameters(), *layer.buffers(), *inputs])
+        self.saved = Activations(held)
+        self.ledger = AllocationLedger(held, self._note, scratch)
+        self.mark: StepMark | None = None
+        self.placed: set[int] = set()
+        self.grown = (0, 0, 0)
+        self.of_output = 0
+
+    def run(self, outputs: list[Tensor]) -> list[Message]:
+        """Run both backward passes from the outputs, and return the collectives of the pass for weights."""
+        from shardscope.training._compat_pipelining import (
+            one_pass_for_weights,
+            stage_backward_input,
+            stage_backward_weight,
+        )
+
+        saved = self.saved
+        ends = [tensor.clone() for tensor in outputs]  # views cannot be detached
+        gradients: list[Tensor] = [torch.empty_like(tensor) for tensor in ends]
+        before = saved.peak = saved.bytes
+        self._begin(_FOR_INPUTS)
+        found, groups = stage_backward_input(ends, gradients, [*self.inputs], self.layer.parameters())
+        for_inputs, between = saved.peak, saved.bytes
+        del found
+        delayed = [tensor for group in groups for tensor in leaf_tensors(group.get("grads"))]
+        self.of_output = _common_bytes(gradients, delayed)
+        del delayed
+        for tensor in self.inputs:
+            tensor.grad = None
+        self._end(_FOR_INPUTS)
+        self._begin(_FOR_WEIGHTS)
+        if recomputes_blocks(self.layer):
+            outputs[:] = [tensor.detach() for tensor in outputs]
+        saved.peak = saved.bytes
+        with recording() as late, one_pass_for_weights(self.layer, groups) as ordered:
+            del groups
+            stage_backward_weight(self.layer.parameters(), ordered)
+            self._end(_FOR_WEIGHTS)
+        self.grown = (for_inputs - before, between - before, saved.peak - before)
+        return late
+
+    def _begin(self, number: int) -> None:
+        self.ledger.events.append(StepMark("turn", number, 0))
+        self.mark = StepMark("backward", number, 0)
+
+    def _end(self, number: int) -> None:
+        self.mark = None
+        self._place()
+        self.ledger.events.append(StepMark("leave", number, 0))
+
+    def _place(self) -> None:
+        for place, parameter in enumerate(self.layer.parameters()):
+            if parameter.grad is not None and place not in self.placed:
+                self.placed.add(place)
+                self.ledger.place(parameter, 0)
+
+    def _note(self) -> None:
+        if self.mark is not None:
+            self._place()
+            self.ledger.events.append(self.mark)
+
+
+def _memory(moments: Iterable[Moment], of_output: float, *, in_reverse: bool) -> SplitBackward:
+    """Return the memory of both backward passes from their moments, whose `unit` is the number of the pass."""
+    rows = [*moments]
+    starts, ends = (
+        {row.unit: row.activations for row in rows if row.phase == phase} for phase in ("turn", "leave")
+    )
+    for_weights = [
+        (row.activations - starts[_FOR_WEIGHTS], row.arriving, row.around)
+        for row in rows
+        if row.unit == _FOR_WEIGHTS and row.phase == "backward"
+    ]
+    return SplitBackward(
+        for_inputs=max(row.activations for row in rows if row.unit == _FOR_INPUTS) - starts[_FOR_INPUTS],
+        between=ends[_FOR_INPUTS] - starts[_FOR_INPUTS],
+        of_output=of_output,
+        for_weights=tuple(
+            row
+            for row in for_weights
+            if not any(other != row and _covers(other, row) for other in for_weights)
+        ),
+        left=ends[_FOR_WEIGHTS] - starts[_FOR_WEIGHTS],
+        in_reverse=in_reverse,
+    )
+
+
+def _covers(most: tuple[float, float, float], least: tuple[float, float, float]) -> bool:
+    """Return whether a moment has at least as much of each; torch completes gradients of an operation in any order."""
+    return most[0] >= least[0] and most[1] >= least[1] and sum(most[1:]) >= sum(least[1:])
+
+
+def _common_bytes(some: Iterable[Tensor], others: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages that some tensors share with others."""
+    found = {id(storage): storage for tensor in some for storage in storages(tensor)}
+    shared = {id(storage) for tensor in others for storage in storages(tensor)} & found.keys()
+    return sum(found[each].nbytes() for each in shared)

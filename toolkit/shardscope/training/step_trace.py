@@ -9,7 +9,7 @@ its backward pass ends. If no loss is given, Shardscope's memory formulas add th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,28 +32,21 @@ from shardscope.spec.model.step import (
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, Scratch, leaf_tensors
+from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
+from shardscope.training.memory.replay import StepMark, highest, mark_of, replay
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
-from shardscope.training.models.in_order import layers_in_order
+from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.sequence import passing
-from shardscope.training.split_trace import SplitPasses, delayed_bytes, split_passes
+from shardscope.training.split_trace import SplitPasses, split_passes
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
 AROUND = "(around the units)"
-
-
-class StepMark(NamedTuple):
-    """A point in the training step; `Moment` has the same fields."""
-
-    phase: Phase
-    unit: int
-    done: int
 
 
 def trace_step(
@@ -93,6 +86,7 @@ def trace_step(
     names = {id(module): name for name, module in plain.module.named_modules()}
     experts = {id(p) for p in divided_experts(plain.module)}
     divided = {id(p) for p in divided_parameters(plain.module)} | experts
+    whole = {name for step in steps.values() for name, _ in _layers(step.module)}
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -111,12 +105,14 @@ def trace_step(
         num_outputs=plain.num_outputs // samples,
         gradient_order=plain.gradient_order,
         pieces=_with_passes(
-            tuple(_pieces(make(), inputs, samples, autocast)),
+            tuple(_pieces(make(), inputs, samples, autocast, whole)),
             {
-                mode: _piece_passes(apply_recompute(make(), mode), inputs, samples, autocast)
-                for mode, step in steps.items()
-                if step.messages or mode != "none"
+                mode: _piece_passes(
+                    apply_recompute(make(), mode), inputs, samples, autocast, whole=whole, scratch=scratch
+                )
+                for mode in modes
             },
+            samples,
         ),
         moments=moments,
         messages={mode: step.messages for mode, step in steps.items() if step.messages},
@@ -170,7 +166,7 @@ class _Step:
         return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
-        """Run the step, and return the moments of highest memory use: the Pareto maxima that `_most` selects."""
+        """Run the step, and return the moments of highest memory use: the Pareto maxima that `highest` selects."""
         for number, unit in enumerate(self.units, 1):
             self._watch(unit, number)
         for parameter in self.module.parameters():
@@ -188,8 +184,8 @@ class _Step:
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)
-        found = _most(_replay(self.ledger, len(self.units), samples))
-        return tuple(each.replace(saved=self.most_saved[_mark_of(each)] / samples) for each in found)
+        found = highest(replay(self.ledger, len(self.units), samples))
+        return tuple(each.replace(saved=self.most_saved[mark_of(each)] / samples) for each in found)
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
         """Record a mark between two operations."""
@@ -307,31 +303,39 @@ class _Loss(Function):
         return None, *gradients
 
 
+def _layers(module: nn.Module, whole: Collection[str] = ()) -> Layers:
+    """Return the layers between which a pipeline can split a module; empty if it cannot be split.
+
+    Args:
+        module: The module.
+        whole: Names of the layers in all recomputation modes. A nested `nn.Sequential` that is recomputed as a whole is
+            one layer, and thus also counts as one where it is not recomputed.
+    """
+    try:
+        return layers_in_order(module, whole=whole)
+    except SpecError:
+        return []
+
+
 def _pieces(
     module: nn.Module,
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    whole: Collection[str],
 ) -> Iterator[PipelinePiece]:
-    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines.
-
-    Yields nothing if the module cannot be split into layers.
-    """
-    try:
-        layers = layers_in_order(module)
-    except SpecError:
-        return
+    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines."""
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
     buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
+    batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    for _, layer in layers:
+    for _, layer in _layers(module, whole):
         x = tree_map_only(Tensor, _leaf, x)
-        taken = [*leaf_tensors(x)]
-        kept = {_key(tensor): tensor.untyped_storage() for tensor in leaf_tensors(x)}
-        weights = {_key(parameter) for parameter in layer.parameters()}
+        kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
+        held = batch | {_key(parameter) for parameter in layer.parameters()}
 
-        def save(tensor: Tensor, kept: dict[int, Any] = kept, weights: set[int] = weights) -> Tensor:
-            if _key(tensor) not in weights:
+        def save(tensor: Tensor, kept: dict[int, Any] = kept, held: set[int] = held) -> Tensor:
+            if _key(tensor) not in held:
                 kept[_key(tensor)] = tensor.untyped_storage()
             return tensor
 
@@ -342,7 +346,6 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
-            delayed_bytes=delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
@@ -356,10 +359,8 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
-    split_messages: tuple[AxisMessage, ...]
-    """What the passes send if the backward pass is split."""
-    split_growth: tuple[float, float, float]
-    """What they save in it; see `PipelinePiece.recompute_split`."""
+    split: SplitPasses | None
+    """The same if the backward pass is split; None if no schedule can split it."""
 
 
 def _piece_passes(
@@ -367,21 +368,21 @@ def _piece_passes(
     inputs: Arguments,
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    whole: Collection[str],
+    scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
 ) -> list[_PiecePasses]:
-    """Run the passes of a module layer by layer, and return what each layer sends and saves.
-
-    Empty if the module cannot be split into layers.
-    """
-    found = list[_PiecePasses]()
-    try:
-        layers = layers_in_order(module)
-    except SpecError:
-        return found
-    held = Storages()
+    """Run the passes of a module layer by layer, and return what each layer sends and saves."""
+    found, held = list[_PiecePasses](), Storages()
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    for _, layer in layers:
-        saved, given = Activations(held), x
+    before: object = None
+    for _, layer in _layers(module, whole):
+        same = _signature(layer, x)
+        if same == before:  # such as the next of many blocks, whose passes and results would be the same
+            found.append(found[-1])
+            continue
+        before, saved, given = same, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
                 x = call(layer, tree_map_only(Tensor, _leaf, given))
@@ -389,43 +390,54 @@ def _piece_passes(
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
-        apart = Activations(held)
-        with apart.active(), autocast(), passing(module, inputs):
-            split = split_passes(layer, tree_map_only(Tensor, _leaf, given), apart)
-        split = split or SplitPasses(tuple(called))
+        layer.zero_grad(set_to_none=True)
+        taken = tree_map_only(Tensor, _leaf, given)
+
+        def forward(layer: nn.Module = layer, taken: Any = taken) -> Any:
+            with autocast():
+                return call(layer, taken)
+
+        with passing(module, inputs):
+            split = split_passes(layer, forward, leaf_tensors(taken), samples, scratch)
         found.append(
-            _PiecePasses(
-                _per_sample(called, samples), kept / samples, (saved.peak - kept) / samples,
-                _per_sample(split.messages, samples),
-                (split.for_inputs / samples, split.between / samples, split.for_weights / samples),
-            )
-        )  # fmt: skip
+            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples, split)
+        )
     return found
 
 
+def _signature(layer: nn.Module, x: Any) -> object:
+    """Return what two layers in succession have in common if they run the same operations on tensors of equal sizes."""
+    tensors = [*layer.named_parameters(), *layer.named_buffers(), *(("", leaf) for leaf in leaf_tensors(x))]
+    sizes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
+    settings = [
+        (name, key, value)
+        for name, module in layer.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    ]
+    return type(layer), repr(layer), settings, sizes
+
+
 def _with_passes(
-    pieces: tuple[PipelinePiece, ...], passes: Mapping[RecomputeMode, Sequence[_PiecePasses]]
+    pieces: tuple[PipelinePiece, ...], passes: Mapping[RecomputeMode, Sequence[_PiecePasses]], samples: int
 ) -> tuple[PipelinePiece, ...]:
-    """Return the pieces with what each of them sends and, if it recomputes, saves, by recomputation mode."""
-    return tuple(
-        piece.replace(
-            messages={mode: rows[place].messages for mode, rows in passes.items() if rows[place].messages},
-            split_messages={
-                mode: rows[place].split_messages
-                for mode, rows in passes.items()
-                if rows[place].split_messages
-            },
-            recompute={
-                mode: (rows[place].saved, rows[place].recomputed)
-                for mode, rows in passes.items()
-                if mode != "none"
-            },
-            recompute_split={
-                mode: rows[place].split_growth for mode, rows in passes.items() if mode != "none"
-            },
+    """Return the pieces with what each of them sends and saves, by recomputation mode."""
+    found = []
+    for place, piece in enumerate(pieces):
+        rows = {mode: every[place] for mode, every in passes.items()}
+        split = {mode: row.split for mode, row in rows.items() if row.split is not None}
+        found.append(
+            piece.replace(
+                messages={mode: row.messages for mode, row in rows.items() if row.messages},
+                split_messages={
+                    mode: _per_sample(each.messages, samples) for mode, each in split.items() if each.messages
+                },
+                recompute={mode: (row.saved, row.recomputed) for mode, row in rows.items() if mode != "none"},
+                recompute_split={mode: each.grown for mode, each in split.items() if mode != "none"},
+                split={mode: each.memory for mode, each in split.items()},
+            )
         )
-        for place, piece in enumerate(pieces)
-    )
+    return tuple(found)
 
 
 def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, ...]:
@@ -444,56 +456,3 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - fake tensors have no address
-
-
-def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
-    """Yield the memory in use at each mark, computed from the events before it in the ledger."""
-    gradients = ledger.gradients()
-    sizes: dict[int, int] = {}
-    owners: dict[int, int] = {}
-    activations = arriving = 0
-    placed = [0] * (num_units + 1)
-    for event in ledger.events:
-        match event:
-            case Made(storage, size):
-                sizes[storage] = size
-                arriving += size * (storage in gradients)
-                activations += size * (storage not in gradients)
-            case Placed(storage, owner) if storage in sizes and storage not in owners:
-                owners[storage] = owner
-                arriving -= sizes[storage]
-                placed[owner] += sizes[storage]
-            case Freed(storage) if storage not in owners:
-                size = sizes.pop(storage)
-                arriving -= size * (storage in gradients)
-                activations -= size * (storage not in gradients)
-            case StepMark(phase, unit, done):
-                here = sum(placed[1 : num_units + 1 - done]) if phase in ("turn", "backward", "leave") else 0
-                yield Moment(
-                    phase=phase, unit=unit, done=done, activations=activations / samples, arriving=arriving,
-                    own=here, around=placed[0],
-                )  # fmt: skip
-
-
-def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Yield the Pareto-maximal moments among those with the same mark.
-
-    A moment is left out if another moment with the same mark has at least as much memory in all four amounts:
-    activations, and three types of gradient memory.
-    """
-    places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
-    for moment in moments:
-        amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
-        places[_mark_of(moment)][amounts] = moment
-    for found in places.values():
-        for least, moment in found.items():
-            if not any(other != least and _covers(other, least) for other in found):
-                yield moment
-
-
-def _mark_of(moment: Moment) -> StepMark:
-    return StepMark(moment.phase, moment.unit, moment.done)
-
-
-def _covers(most: tuple[float, ...], least: tuple[float, ...]) -> bool:
-    return all(a >= b for a, b in zip(most, least, strict=True))

@@ -54,7 +54,7 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
     source = (
         f"from the checkpoint of step {saved}" if saved else "from the beginning, as there is no checkpoint"
     )
-    return f"{killed} All ranks then continue {source} and repeat {plural(lost, 'step')}."
+    return f"{killed} All ranks then continue {source}, and repeat {plural(lost, 'step')}."
 
 
 def asked_text(fault: AnyFault, step: int) -> str:

@@ -234,7 +234,8 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
     capacity = info.capacity_bytes / GIB
     beyond = {"type": "rect", "x0": capacity, "x1": right, "y0": 0, "y1": 1, "yref": "paper", "fillcolor": _OVER,
               "line": {"width": 0}, "layer": "below"}  # fmt: skip
-    words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)} for tensors".strip(), x=capacity, y=1)
+    named = f"{info.device}: " if info.device else ""
+    words = theme.note(f"{named}{gib_text(info.capacity_bytes)} for tensors", x=capacity, y=1)
     anchor = "right" if capacity > right / 2 else "left"  # so that a narrow figure has space for the words
     every = max(1, -(-count // 16))
     return _look(_HEAD_PX + _FOOT_PX + row_px * count) | {

@@ -73,8 +73,7 @@ class PlanMeshInfo(NamedTuple):
 
 def plan_mesh_info(found: Plans, rank: int = 1, *, by: str = "") -> PlanMeshInfo:
     """Return the groups of a plan and the links that they use; the arguments are the same as for `plan_mesh`."""
-    layout = found.layout(int(found.order[rank - 1]))
-    return mesh_info(found.asked.cluster, layout, by=by)
+    return mesh_info(found.asked.cluster, found.ranked(rank), by=by)
 
 
 def mesh_info(cluster: Cluster, layout: Layout, *, by: str = "") -> PlanMeshInfo:

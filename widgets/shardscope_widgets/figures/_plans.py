@@ -138,7 +138,7 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
     from shardscope.planner.setting import memory_parts, time_of
 
     ranks = tuple(dict.fromkeys(ranks))
-    layouts = [plans.layout(int(plans.order[rank - 1])) for rank in ranks]
+    layouts = [plans.ranked(rank) for rank in ranks]
     asked = [(plans.asked.setting(layout), Layouts.of([layout])) for layout in layouts]
     times, memory = [time_of(*each) for each in asked], [memory_parts(*each) for each in asked]
     return TermsInfo(

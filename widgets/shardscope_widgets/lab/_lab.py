@@ -167,7 +167,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
     def _tell(self) -> None:
         """Show the job above the tabs, and offer it to a panel that was opened with another job."""
         job, (before, _) = self.job, self._jobs.get(self.tab, (None, None))
-        about = safe(f"{_told(job)}; change the job under {RUN}")
+        about = safe(f"{_told(job)}; change the job in the tab {RUN}")
         self._title.value = (
             f'<div class="ss-title"><b role="heading" aria-level="2">Lab</b><span>{about}</span></div>'
         )

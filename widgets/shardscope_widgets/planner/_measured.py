@@ -46,8 +46,7 @@ def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredPlan:
     """
     if not measured_s > 0:
         raise SpecError(f"measured={measured_s:g} s is not a step time; enter the seconds of one step")
-    if not 1 <= rank <= len(plans.order):
-        raise SpecError(f"plan {rank} does not exist; there are {len(plans.order):,}")
+    plans.ranked(rank)
     plan = plans.row(int(plans.order[rank - 1]), rank=rank)
     return MeasuredPlan(plans.setting.model, plan.layout, plan.software, measured_s, plan.step_time_s)
 

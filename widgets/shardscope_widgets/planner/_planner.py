@@ -319,7 +319,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         if plans is None or not len(plans):
             raise SpecError("there is no plan to train; change the inputs so that a layout fits")
         place = self._shown if rank is None else rank
-        planned = plans.layout(int(plans.order[place - 1]))
+        planned = plans.ranked(place)
         is_job = isinstance(self._own_cluster, EmulatedCluster)  # which is trained on all of its ranks
         found = _rehearsal(plans, place, None if is_job else min(planned.num_devices, MOST_TRAINED))
         why_not = why_not_emulated()

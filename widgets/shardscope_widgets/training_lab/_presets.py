@@ -55,15 +55,15 @@ PRESETS = (
     Preset(
         "Make the network slow",
         "On a link of 20 Mbit/s, ranks spend most of a step sending gradients. Choose another link under Where it "
-        "runs: the prediction moves at once, and the ranks follow.",
+        "runs: its prediction appears at once, and the run starts again on that link.",
         _SLOW,
         _SLOW_PLACE,
         _SLOW_HERE,
     ),
     Preset(
         "Compress on the slow network",
-        "topk sends the largest 1 % of each gradient over the same slow link. When the run ends, the lab says "
-        "whether that paid off; the tab Compression shows on which links it would pay off.",
+        "With topk, ranks send only the largest 1% of each gradient over the same slow link. When the run ends, the "
+        "lab says whether that paid off; the tab Compression shows on which links it would.",
         _SLOW | {"compression": "topk"},
         _SLOW_PLACE,
         _SLOW_HERE,
@@ -71,8 +71,8 @@ PRESETS = (
     ),
     Preset(
         "Break the bubble",
-        "With few micro-batches, stages wait for each other. The line above the tabs says how many would help; Run it "
-        "tries them, and the line then says what they changed.",
+        "With few micro-batches, stages wait for each other. The sentence above the tabs says how many would help. "
+        "Press “Run it” to try them; the sentence then says what has changed.",
         {
             "strategy": "pipeline",
             "strategy_options": {"schedule": "gpipe"},

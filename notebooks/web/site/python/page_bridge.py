@@ -10,6 +10,7 @@ had when the page was built, and the page can show the messages recorded then un
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,24 @@ def open_panel(name: str, settings: str) -> str:
     panel = getattr(shardscope_widgets, name)(**json.loads(settings))
     _kept.append(panel)
     return str(panel.model_id)
+
+
+def warm(names: Sequence[str]) -> None:
+    """Open and close the panels `names`: then all that they import is in memory, and no widget."""
+    global _opening  # noqa: PLW0603 - a worker is one page
+    from ipywidgets import Widget
+
+    from shardscope_widgets.kit import live_figure
+
+    connect(lambda _text, _buffers: None)
+    for name in names:
+        open_panel(name, "{}")
+        Widget.close_all()
+        live_figure._library.cache_clear()  # noqa: SLF001 - the widget that all figures share
+        _kept.clear()
+        gc.collect()
+    _numbers.clear()
+    _opening = "page"
 
 
 def picture() -> str:

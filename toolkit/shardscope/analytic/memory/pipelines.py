@@ -7,13 +7,13 @@ the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`
 - a buffer for each message that a stage receives in a pass: all inputs, and all gradients of outputs;
 - messages while they are sent. Ranks on CPUs keep them longer: to the end of the step, unless the schedule waits for
   each message;
-- if the backward pass is split into gradients of inputs and of weights: all saved tensors of a stage, and the output
-  gradients of operations with weights, from the pass for inputs to that for weights. The first stage has no pass for
-  inputs.
+- if the backward pass is split: what `analytic.memory.split_stages` describes. The first stage has no pass for inputs.
 
-From a stage's first backward pass on, all its parameters have full gradients. Predicted peaks are within 2 % of those
-that torch's CPU allocator records on the ranks of a run, and within 1 % without recomputation
-(tests/training/memory/test_stages.py).
+From a stage's first backward pass on, all its parameters have full gradients; with ZeRO 1, they have them throughout.
+For ZeRO 2 and 3, see `analytic.memory.sharded_stages`.
+
+Predicted peaks are within 2 % of those that torch's CPU allocator records on the ranks of a run, and within 1 % without
+recomputation (tests/training/memory/test_stages.py).
 """
 
 from __future__ import annotations
@@ -23,17 +23,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.memory.running import RankPeak, StageMemory, rank_peak
+from shardscope.analytic.memory.sharded_stages import Alive, ShardedStages, states_of
+from shardscope.analytic.memory.split_stages import StageEnd, split_stage
 from shardscope.analytic.schedules.table import ScheduleTable
-from shardscope.spec.model.step import Moment, StepTrace
-
-
-class RankPeak(NamedTuple):
-    """Bytes at a rank's peak of memory that varies within a step, and of messages."""
-
-    activations: float
-    gradients: float
-    messages: float
-    """Buffers of received messages, and messages that are being sent."""
+from shardscope.spec.model.step import Moment, PipelinePiece, StepTrace
 
 
 class _Layers(NamedTuple):
@@ -51,35 +45,14 @@ class _Layers(NamedTuple):
     """For each parameter used by several pieces: bytes of its gradient, and these pieces."""
 
 
-class _Stage(NamedTuple):
-    """Bytes of one micro-batch on one stage, and of its gradients."""
-
-    saved: float
-    """Activations saved from the forward to the backward pass, including the stage's output but not its input."""
-    forward: float
-    """Activations at the peak of the forward pass."""
-    backward: float
-    """Activations at the peak of a backward pass, if gradients of an earlier backward pass exist."""
-    arriving: float
-    """Gradients at the moment of `backward` that are not yet added to those of the earlier backward pass."""
-    first: tuple[float, float]
-    """Activations and gradients at the peak of the first backward pass."""
-    gradients: float
-    """All gradients of the stage."""
-    delayed: float
-    """Output gradients of operations that a split backward pass keeps until its pass for weights."""
-    for_weights: float
-    """Activations at the peak of a pass for weights, without `delayed`."""
-    received: float
-    """The stage's input and the gradient of its output."""
-    output: float
-    """Output of the stage if it is sent to another rank, else 0."""
-    answer: float
-    """Gradient of the stage's input if it is sent to another rank, else 0."""
-
-
 def pipeline_peaks(
-    step: JobStep, table: ScheduleTable, split: Sequence[int], *, passes: int
+    step: JobStep,
+    table: ScheduleTable,
+    split: Sequence[int],
+    *,
+    passes: int,
+    sharded: ShardedStages | None = None,
+    keeps_gradients: bool = False,
 ) -> list[RankPeak] | None:
     """Return the peak of each rank; None if the trace does not separate the memory of each layer.
 
@@ -88,12 +61,20 @@ def pipeline_peaks(
         table: The schedule of one pass.
         split: Number of pipeline pieces in each stage.
         passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
+        sharded: How stages are sharded; None if they are whole.
+        keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
     """
     layers = _layers(step.trace, step.job.recompute, step.element_bytes)
     if layers is None:
         return None
-    stages = _stages(step, layers, table.stage_ranks, split)
-    return [_rank_peak(step, table, rank, stages, passes=passes) for rank in range(step.world_size)]
+    stages = _stages(step, layers, table, split, sharded)
+    return [
+        rank_peak(
+            step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
+            passes=passes, keeps_gradients=keeps_gradients,
+        )
+        for rank in range(step.world_size)
+    ]  # fmt: skip
 
 
 def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
@@ -136,54 +117,68 @@ def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
     return _Layers(forward, backward, piece_of, gradients, tied)
 
 
-def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequence[int]) -> list[_Stage]:
-    trace, mode, samples, width = step.trace, step.job.recompute, step.samples, step.element_bytes
-    pieces, ends = trace.pieces, [*accumulate(split)]
+def _stages(
+    step: JobStep,
+    layers: _Layers,
+    table: ScheduleTable,
+    split: Sequence[int],
+    sharded: ShardedStages | None,
+) -> list[StageMemory]:
+    trace, mode, samples = step.trace, step.job.recompute, step.samples
+    pieces, ends, ranks = trace.pieces, [*accumulate(split)], table.stage_ranks
     rows = _by_piece(trace, mode, layers)
     at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
+    bounds = [*zip([0, *ends], ends, strict=False)]
+    own = [{index for piece in pieces[start:end] for index in piece.parameters} for start, end in bounds]
     found = []
-    for stage, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for stage, (start, end) in enumerate(bounds):
         is_last = end == len(pieces)
         output = trace.output_bytes if is_last else pieces[end - 1].output_bytes
         inputs = pieces[start - 1].output_bytes if start else 0.0
-        own = {index for piece in pieces[start:end] for index in piece.parameters}
-        gradients = width * sum(
-            trace.parameters[index].num_elements for index in own if trace.parameters[index].is_trained
-        )
+        mates = [each for each, rank in zip(own, ranks, strict=True) if rank == ranks[stage]]
+        shared = {place for place in own[stage] if sum(place in each for each in mates) > 1}
+        states = states_of(trace, pieces[start:end], shared, sharded, step.element_bytes)
         below = layers.backward[start]
-        forward = backward = arriving = 0.0
-        first = (0.0, 0.0)
+        forward, first, later = 0.0, Alive(), Alive()
         for place, row in rows:
             if not start <= place < end:
                 continue
+            gathered = states.gathered_at(row, place - start)
             if row.phase in ("enter", "forward"):
-                forward = max(forward, samples * (row.activations - layers.forward[start]))
+                forward = max(forward, samples * (row.activations - layers.forward[start]) + gathered)
                 continue
             now = samples * (row.activations - below + output * is_last)
             new, done = _gradients(layers, place, row, start, end)
-            done += row.around if is_last else max(0.0, row.around - at_head)
-            if now + new > backward + arriving:
-                backward, arriving = now, new
-            if now + new + done > sum(first):
-                first = now, new + done
+            around = row.around if is_last else max(0.0, row.around - at_head)
+            first = max(first, Alive(now + gathered, new + done + around), key=sum)
+            left = 0.0 if sharded is None else done + max(0.0, around - states.whole_around)
+            later = max(later, Alive(now + gathered, new + left), key=sum)
+        saved, last = _saved(trace, mode, layers, start, end), StageEnd()
         if is_last:
-            now = samples * (_at_loss(trace, mode) - below + output)
-            if now > backward + arriving:
-                backward, arriving = now, 0.0
-            first = max(first, (now, 0.0), key=sum)
-        saved = samples * _saved(trace, mode, layers, start, end)
+            at_loss = _at_loss(trace, mode) - below + output
+            first, later = (max(each, Alive(samples * at_loss), key=sum) for each in (first, later))
+            last = StageEnd(output, trace.loss_bytes, max(0.0, at_loss - saved))
+        is_split = start > 0 and any(op.op == "W" for op in table.ops)
+        passes = None if not is_split else split_stage(
+            pieces[start:end], [_gradients_of(step, piece) for piece in pieces[start:end]], mode, last,
+            samples=samples, saved=samples * saved, is_sharded=sharded is not None,
+        )  # fmt: skip
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
-        answers = bool(start) and ranks[stage - 1] != ranks[stage]
         found.append(
-            _Stage(
-                saved, forward, backward, arriving, first, gradients,
-                samples * sum(piece.delayed_bytes for piece in pieces[start:end]),
-                backward if mode == "full" else saved,
-                samples * (inputs + (0.0 if is_last else output)), samples * output * is_sent,
-                samples * inputs * answers,
+            StageMemory(
+                states, saved=samples * saved, forward=forward, first=first, later=later, split=passes,
+                inputs=samples * inputs, received=samples * (inputs + output * (not is_last)),
+                output=samples * output * is_sent, handed_on=samples * output * (not is_last and not is_sent),
+                answer=samples * inputs * (start > 0 and ranks[stage - 1] != ranks[stage]),
             )
         )  # fmt: skip
     return found
+
+
+def _gradients_of(step: JobStep, piece: PipelinePiece) -> float:
+    """Return the bytes of the gradients of a piece's parameters."""
+    rows = (step.trace.parameters[place] for place in piece.parameters)
+    return step.element_bytes * sum(row.num_elements for row in rows if row.is_trained)
 
 
 def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
@@ -244,53 +239,3 @@ def _at_loss(trace: StepTrace, mode: str) -> float:
     """
     at_loss = max(row.activations for row in trace.moments["none"] if row.phase == "loss")
     return _after_loss(trace, mode) + at_loss - _after_loss(trace, "none")
-
-
-def _rank_peak(
-    step: JobStep,
-    table: ScheduleTable,
-    rank: int,
-    stages: Sequence[_Stage],
-    *,
-    passes: int,
-) -> RankPeak:
-    """Return the peak of one rank over the operations of its schedule."""
-    own = {number: stage for number, stage in enumerate(stages) if table.stage_ranks[number] == rank}
-    received = step.micro_batches // passes * sum(stage.received for stage in own.values())
-    done = {number: stage.gradients * (passes > 1) for number, stage in own.items()}
-    keeps_sent = not (step.is_on_gpus or table.blocks)
-    held = sent = 0.0
-    if not keeps_sent:
-        sent = max(stage.answer for stage in own.values()) + max(stage.output for stage in own.values()) * (
-            not step.is_on_gpus
-        )
-    peak = RankPeak(0.0, sum(stage.gradients for stage in own.values()), received + sent)
-    for op in table.ranks[rank]:
-        stage, now = own[op.stage], 0.0
-        grads = sum(done.values())
-        if op.op == "F":
-            now = held + stage.forward
-            held += stage.saved
-            if keeps_sent:
-                sent += stage.output
-                held -= stage.output
-        elif op.op == "I":
-            kept = stage.delayed * (op.stage > 0)
-            now = held + max(stage.backward - stage.saved, kept) * (op.stage > 0)
-            held += kept
-            if keeps_sent:
-                sent += stage.answer
-        else:
-            is_split = op.op == "W" and op.stage > 0
-            without = held - stage.saved + stage.output * keeps_sent - stage.delayed * is_split
-            part, more = (stage.backward, stage.arriving) if done[op.stage] else stage.first
-            if is_split:
-                part = stage.for_weights + stage.delayed
-            now, grads = without + part - stage.output * keeps_sent, grads + more
-            held = without
-            done[op.stage] = stage.gradients
-            if keeps_sent and op.op == "B":
-                sent += stage.answer
-        if now + grads + sent + received > sum(peak):
-            peak = RankPeak(now, grads, received + sent)
-    return peak

@@ -87,6 +87,28 @@ class AxisMessage(Spec):
         return self.micro_batches is None or micro_batch in self.micro_batches
 
 
+class SplitBackward(Spec):
+    """Memory of a layer in a backward pass that is split into one for inputs and one for weights.
+
+    Bytes of activations, which include gradients of activations, are those of one sample.
+    """
+
+    for_inputs: float = 0.0
+    """By how much activations grow in the pass for inputs, at most, without the gradient of the layer's output."""
+    between: float = 0.0
+    """By how much they have grown after it, without the gradients of the layer's input and output."""
+    of_output: NonNegativeFloat = 0.0
+    """Part of the gradient of the layer's output that the pass for weights needs too."""
+    for_weights: tuple[tuple[float, float, float], ...] = ()
+    """The moments of highest memory in the pass for weights: by how much activations have grown since its start, bytes
+    of gradients of parameters that are being computed, and of those that are complete."""
+    left: float = 0.0
+    """By how much activations have grown from the start of the pass for weights to its end; negative, as it frees them.
+    """
+    in_reverse: bool = False
+    """Whether the pass for weights of a stage with this layer runs the last layer first; see `one_pass_for_weights`."""
+
+
 class PipelinePiece(Spec):
     """One layer of a module; a pipeline can split the module before and after the layer."""
 
@@ -96,8 +118,6 @@ class PipelinePiece(Spec):
     """FLOP of the layer's forward pass, for one sample."""
     stored_bytes: NonNegativeFloat
     """Bytes that the layer saves for the backward pass, for one sample."""
-    delayed_bytes: NonNegativeFloat = 0.0
-    """Bytes of gradients from which a split backward pass computes those of the layer's parameters, for one sample."""
     parameters: tuple[Total, ...]
     """Indices of the parameters that the layer uses."""
     buffers: tuple[Total, ...] = ()
@@ -112,6 +132,9 @@ class PipelinePiece(Spec):
     recompute_split: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
     """By recomputation mode other than ``none``, for one sample: the bytes by which the saved bytes grow in a split
     backward pass: in the pass for inputs, at most; after it; and in the pass for weights, at most."""
+
+    split: dict[str, SplitBackward] = Field(default_factory=dict)
+    """Memory of a split backward pass, by recomputation mode; without those modes in which PyTorch cannot split it."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""

@@ -11,7 +11,7 @@ as `forward`. The names are used only in messages; the parameters keep the names
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -22,8 +22,12 @@ from shardscope.training.data.batches import call
 Layers = list[tuple[str, nn.Module]]
 
 
-def layers_in_order(model: nn.Module) -> Layers:
+def layers_in_order(model: nn.Module, *, whole: Collection[str] = ()) -> Layers:
     """Return the layers of `model` with their names, in the order in which they run.
+
+    Args:
+        model: The model.
+        whole: Names of nested `nn.Sequential`s that are one layer each.
 
     Raises:
         SpecError: The model is neither an `nn.Sequential` nor a module with a method `pipeline_layers`.
@@ -34,7 +38,7 @@ def layers_in_order(model: nn.Module) -> Layers:
         ['0', '1.0', '1.1']
     """
     own = getattr(model, "pipeline_layers", None)
-    layers = list(own()) if callable(own) else list(_flattened(model))
+    layers = list(own()) if callable(own) else list(_flattened(model, whole))
     if not layers:
         raise SpecError(
             f"model of type {type(model).__name__} cannot be split into stages; give an nn.Sequential, or a module "
@@ -44,19 +48,25 @@ def layers_in_order(model: nn.Module) -> Layers:
     return layers
 
 
-def _flattened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _flattened(
+    module: nn.Module, whole: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested `nn.Sequential`s with their names.
 
     A subclass of `nn.Sequential` with its own `forward`, such as one that is recomputed as a whole, is one layer.
     """
     cls: Any = type(module)
     cls = getattr(cls, "of_whole_sequences", cls)  # its own class, if it takes parts of sequences
-    if not isinstance(module, nn.Sequential) or cls.forward is not nn.Sequential.forward:
+    if (
+        not isinstance(module, nn.Sequential)
+        or cls.forward is not nn.Sequential.forward
+        or prefix[:-1] in whole
+    ):
         if prefix:
             yield prefix[:-1], module
         return
     for index, child in enumerate(module):  # named_children() would list a repeated layer only once
-        yield from _flattened(child, f"{prefix}{index}.")
+        yield from _flattened(child, whole, f"{prefix}{index}.")
 
 
 class InOrder(nn.Module):

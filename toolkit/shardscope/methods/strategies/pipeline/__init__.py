@@ -304,9 +304,19 @@ class Pipeline(Strategy):
         return build(self.schedule, job.world_size, count, self.stages_per_rank).held_together()
 
     def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
-        """Return the rank and the layers of each stage, in stage order."""
-        ends = accumulate(self.split_of(step))
+        """Return the rank and the layers of each stage, in stage order.
+
+        Raises:
+            SpecError: The schedule splits backward passes, and PyTorch cannot split that of a layer.
+        """
+        ends = [*accumulate(self.split_of(step))]
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
+        for place in range(ends[0], len(pieces)) if self.schedule.splits_backward else ():
+            if step.job.recompute not in pieces[place].split:
+                raise SpecError(
+                    f"schedule={self.schedule.name!r} splits the backward pass of all stages but the first, and "
+                    f"PyTorch cannot split that of layer {place + 1} of {len(pieces)}; use a schedule such as '1f1b'"
+                )
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
     def _table(self, step: JobStep) -> ScheduleTable | None:
