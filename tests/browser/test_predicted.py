@@ -27,7 +27,7 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
     page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("1")  # the cell has ended, so the lab no longer chooses a tab
     page.locator(LAB).get_by_role("tab", name="Predicted").click()
-    page.locator(f"{LAB} .ss-words", has_text="once it has ended").wait_for()
+    page.locator(f"{LAB} .ss-words", has_text="Once the selected run has ended").wait_for()
 
     page.locator(f"{LAB} .ss-buttons button", has_text="Start").click()
     page.locator(f"{LAB} .ss-outcome summary", has_text="terms").click(timeout=180_000)

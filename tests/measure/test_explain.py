@@ -15,6 +15,7 @@ import pytest
 
 import shardscope as ss
 from conformance.events import step_event
+from shardscope.measure.explain import words
 from shardscope.measure.explain.changes import Predictor, best_change
 from shardscope.measure.explain.losses import Loss, MeasuredStep, computing_s, losses
 from shardscope.measure.explain.of_run import Explanation, explanation, measured_step, second_remedy
@@ -163,6 +164,9 @@ def test_a_second_loss_has_a_change_of_its_own() -> None:
     first, second = Loss("pipeline bubble", 0.4, 1), Loss("uneven stages", 0.2, 1)
     found = Explanation("", first.cause, first.share, None, None, (first, second))
     sentence, change = second_remedy(run, found)
+    assert words.second_text(
+        (first._replace(share=0.428), second._replace(share=0.254)), second, change, job
+    ).startswith("Stages of unequal cost: 25%.")
     assert sentence == (
         "Stages of unequal cost: 20%. Layers split by speed instead of time may help; how much is not predicted."
     )
@@ -176,10 +180,20 @@ def test_a_change_keeps_the_split_that_the_ranks_measured_and_a_comparison_names
     split = run.reduced().split
     assert (len(split), min(split) > 0) == (2, True)
     change = {"batch": job.batch.replace(micro_batch=4)}
-    found = Explanation("", "pipeline bubble", 0.5, change, 2.0)
-    monkeypatch.setattr("shardscope.measure.explain.of_run.explanation", lambda *_, **__: found)
+    found, predicted = Explanation("", "pipeline bubble", 0.5, change, 2.0), []
+
+    def explained_by(_step: MeasuredStep, asked: ss.Job, predict: Predictor, **_: Any) -> Explanation:
+        predicted.extend([predict(asked), predict(asked.replace(**change))])
+        return found
+
+    monkeypatch.setattr("shardscope.measure.explain.of_run.explanation", explained_by)
     suggested = ss.explain(run).change
     assert suggested == change | {"strategy": job.strategy.replace(split=split)}
+    # the promise is the prediction that the launch of the change shows
+    assert [each.job.strategy.split for each in predicted] == [split, split]
+    assert predicted[1].step_time_s == pytest.approx(
+        preflight(run.job.replace(**suggested)).prediction.step_time_s
+    )
     assert with_split(run.job, split).replace(**suggested) == run.job.replace(**suggested)
 
     other = ss.launch(run.job.replace(strategy=job.strategy.replace(split=split[::-1]))).wait(60)

@@ -44,6 +44,12 @@ def test_with_many_differences_a_name_has_only_those_that_tell_it_apart() -> Non
     assert run_names(jobs) == ["ring", "single", "tree"]
 
 
+def test_compression_that_differs_is_always_named() -> None:
+    ring = [job(batch=32, compression="topk", seed=2), job(batch=16, compression="int8")]
+    names = run_names([*ring, job(strategy="tree", world_size=4), job(strategy="single")])
+    assert names[:2] == ["ring · batch 32 · topk", "ring · batch 16 · int8"]
+
+
 def test_a_name_that_the_user_gave_stays_unless_it_is_given_twice() -> None:
     assert run_names([job(name="mine"), job(seed=1)]) == ["mine", "ring-mlp"]
     assert run_names([job(name="mine"), job(name="mine", seed=1)]) == ["mine, seed 0", "mine, seed 1"]

@@ -48,6 +48,17 @@ def test_the_largest_batch_is_the_last_before_the_first_that_misses() -> None:
     assert figures.batch_sweep(hopeless).data
 
 
+def test_the_answer_and_the_list_agree_on_what_is_too_close_to_call() -> None:
+    points = (
+        point("sgd", 16, 0.4, seeds=1), point("sgd", 32, 0.4, seeds=1), point("sgd", 64, 0.9, seeds=1),
+        point("lars", 16, 0.3, seeds=1), point("lars", 32, 0.6, 0.6, 0.4),
+    )  # fmt: skip
+    info = _batch_sweep.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]))
+    text = _batch_sweep.batch_sweep_text(info)
+    assert "lars reaches 16, with 32 too close to call: it does not help here.**" in text
+    assert "narrowly missed by lars at 32." in text
+
+
 def test_no_error_at_all_can_be_drawn() -> None:
     perfect = BatchSweep(JOB, "error", 0.0, (point("sgd", 32, 0.0, 0.0, 0.0),))
     assert perfect.largest("sgd") == 32
@@ -60,7 +71,8 @@ def test_the_chart_and_its_words() -> None:
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert _batch_sweep.batch_sweep_text(info) == (
         "**The batch can grow to 64 before the target is missed, though runs of only 8 steps at that size say little. "
-        "lamb reaches 64 (sgd: 32), lars misses it at every size tried: lamb helps here.**\n\n"
+        "lamb narrowly reaches 64 (sgd: 32), with 128 too close to call, lars misses it at every size tried: "
+        "lamb may help here.**\n\n"
         "- The target: a validation loss of 0.5 or less, after 512 samples at every batch size.\n"
         "- It is reached by sgd up to 32 and lamb up to 64; not by lars.\n"
         "- Between 64 and 128, no size was tested, so the limit lies somewhere between the two. The sweep of an "
@@ -170,14 +182,16 @@ def test_the_search_for_a_rate_moves_towards_lower_losses_until_the_best_lies_in
 
 def test_progress_counts_runs_and_tells_the_time_left() -> None:
     progress = SweepProgress(shown=False)
-    progress.expect(80)
+    progress.expect(80, 80.0)
     assert progress.line().endswith(" run 1 of about 80 or fewer")
     for _ in range(20):
-        progress.count()
+        progress.count(1.0)
     progress._pace._began -= 40
-    assert progress.line().endswith(" run 21 of about 80 or fewer, up to 2 min left")
-    progress.expect(2)
-    assert progress.line().endswith(" run 21 of about 22 or fewer, up to 4 s left")
+    assert progress.line().endswith(" run 21 of about 80 or fewer, about 2 min left")
+    progress.expect(60, 15.0)  # larger batches have fewer steps
+    assert progress.line().endswith(" run 21 of about 80 or fewer, about 30 s left")
+    progress.expect(2, 2.0)
+    assert progress.line().endswith(" run 21 of about 22 or fewer, about 4 s left")
     assert progress.last_line(40.0) == (
         "20 runs in 40 s; 60 fewer than planned, because they could not change the result"
     )

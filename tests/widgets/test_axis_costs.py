@@ -16,6 +16,7 @@ from shardscope_widgets.figures._axis_costs import axis_costs_info, axis_costs_t
 from shardscope_widgets.figures._rank_mesh import rank_mesh_info, rank_mesh_text, waits_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.planner._trained import Trained, TrainedPlan
+from shardscope_widgets.words import duration_text
 from widgets.fake_runs import step_events
 
 DEGREES = {"data": (2, 2), "tensor": (4, 2), "pipeline": (8, 2)}
@@ -47,6 +48,12 @@ def test_all_axes_have_a_planned_and_a_predicted_cost_at_once(
     bubble = sum(part.value for part in waits["idle"].parts if part.name == "pipeline bubble")
     assert bubble > 0
     assert sum(info.predicted.seconds.values()) == pytest.approx(waits["communication"].value + bubble)
+    ranks = rank_mesh_info(prediction)
+    assert ranks.seconds == pytest.approx(info.predicted.seconds), (
+        "one cost of an axis in the table and in the text"
+    )
+    pipeline_s = duration_text(info.predicted.seconds["pipeline"])
+    assert f"along the pipeline axis in {pipeline_s} with the bubble" in rank_mesh_text(ranks)
     assert axis_costs_text(info).startswith(
         f"In the plan, the {info.planned.ranking[0]} axis costs the most time: "
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
-from shardscope_widgets.training_lab._zero import predicted_stages
+from shardscope_widgets.training_lab._zero import alike_text, predicted_stages
 
 STEP, LIVE = 0, 1
 
@@ -65,3 +65,10 @@ def test_a_stage_that_cannot_be_predicted_is_left_out():
 
     stages = [each.job.strategy.name for each in predicted_stages(found, predict)]
     assert stages == ["all-reduce", "zero-1", "zero-3"]
+
+
+def test_why_two_stages_hold_equal_states_is_said():
+    found = ss.predict(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2))
+    stages = predicted_stages(found, ss.predict)
+    assert "ZeRO 2 and 3 hold equal states, because both also shard the parameters" in alike_text(stages)
+    assert alike_text(stages[:-1]) == ""

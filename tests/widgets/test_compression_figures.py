@@ -270,7 +270,7 @@ def test_names_of_lines_and_measurements_do_not_cover_each_other() -> None:
     assert {text for text, _ in named} == {"topk, dgc", "randomblock"}
     assert len({at for _, at in named}) == 2
     labels = [(each.text[0], each.textposition) for each in figure.data if each.name == "measured"]
-    assert labels == [("", "middle right"), ("uncompressed, int4", "middle right"), ("int8", "middle left")]
+    assert labels == [("", "middle right"), ("uncompressed, int4", "middle left"), ("int8", "middle right")]
 
 
 def test_both_lines_meet_at_the_crossing() -> None:

@@ -186,12 +186,12 @@ class TestWhatWillHappen:
         assert "sends" not in text
         assert "The process needs " in text
 
-    def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
+    def test_waiting_in_a_pipeline_is_named_and_not_called_the_bubble_which_is_a_mean_over_ranks(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
         told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
-        near = "Computation takes most of the step time: 56%. Ranks spend 44% of the step idle in the pipeline bubble."
-        assert told(5.0) == near
-        assert told(3.0) == "The pipeline bubble takes most of the step time: 57%."
+        longest = ", on the rank that computes longest."
+        assert told(5.0).endswith(f"most of the step time: 56%, and waiting for other stages 44%{longest}")
+        assert told(3.0) == f"Waiting for other stages takes most of the step time: 57%{longest}"
         assert told(16.0) == "Computation takes most of the step time: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):

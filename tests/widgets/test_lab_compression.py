@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import traitlets
 
-from shardscope import Compression, Job, Link, compression_speedup
+from shardscope import Compression, Job, Link
 from shardscope.errors import SpecError
 from shardscope.measure.compression import codecs
 from shardscope.spec.registry import having
+from shardscope.spec.units import duration_text, faster_text
 from shardscope_widgets import figures
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
@@ -198,19 +199,50 @@ class TestPayoff:
         return panel
 
     def test_with_an_uncompressed_run_beside_it_both_are_measured(self):
-        run, plain = self.ran(), self.ran("none", 0.3, 1.9)
+        run, plain = self.ran(loss=1.902), self.ran("none", 0.3, 1.9)
         panel = self.panel(run, [run, plain])
         assert (
             "<b>Compression paid off:</b> a step took 200 ms with int8, 50% faster than the 300 ms without "
-            "compression. Its mean loss ended at 2 instead of 1.9: 5.3% higher." in panel.said.value
+            "compression (both measured; predicted: " in panel.said.value
         )
+        assert panel.said.value.endswith("Its mean loss ended at 1.902 instead of 1.9: 0.1% higher.</div>")
         assert "measured" in [trace.get("name") for trace in panel.figure.traces]
         assert panel.found.limit in panel.words.value
+        assert "other predictions of the job estimate it" in panel.words.value
         assert panel.figure.layout.display is None
 
     def test_the_loss_of_a_run_that_was_stopped_early_is_no_price(self):
         run, plain = self.ran(), self.ran("none", 0.3, 4.9, last_step=4)
-        assert "Its price: loss unchanged with AdamW (gpt-nano" in self.panel(run, [run, plain]).said.value
+        said = self.panel(run, [run, plain]).said.value
+        assert said.endswith("3 seeds: loss unchanged with AdamW, up to 0.5% higher is tolerated.</div>")
+
+    @pytest.mark.parametrize(("method", "loss"), [("int8", 2.0), ("topk", 1.9), ("topk", 2.0)])
+    def test_faster_steps_do_not_pay_off_if_the_loss_is_too_high_here_or_in_shipped_results(
+        self, method, loss
+    ):
+        run, plain = self.ran(method, loss=loss), self.ran("none", 0.3, 1.9)
+        said = self.panel(run, [run, plain]).said.value
+        assert (
+            f"Compression made steps faster, but its loss is too high:</b> a step took 200 ms with {method}"
+            in said
+        )
+        if method == "topk":
+            assert (
+                "3 seeds: loss 19% higher than uncompressed with AdamW, up to 3% higher is tolerated." in said
+            )
+        else:
+            assert "instead of 1.9: 5.3% higher. In runs of gpt-nano" in said
+
+    def test_a_slightly_higher_loss_of_one_run_does_not_contradict_the_curve(self):
+        run, plain = self.ran("int4", loss=1.925), self.ran("none", 0.3, 1.9)
+        panel = self.panel(run, [run, plain])
+        assert panel.found.is_harmless(panel.found.step_with(Compression("int4")))
+        said = panel.said.value
+        assert "<b>Compression paid off:</b>" in said
+        assert (
+            "instead of 1.9: 1.3% higher. In runs of gpt-nano on python-source, 2 ranks, 200 steps, 3 seeds"
+            in said
+        )
 
     def test_a_slower_step_is_said_to_be_slower(self):
         run, plain = self.ran(step_s=0.34), self.ran("none", 0.3)
@@ -225,19 +257,33 @@ class TestPayoff:
         run, plain = self.ran(step_s=0.1, loss=1.0), self.ran("none", plain_s, 1.0)
         said = self.panel(run, [run, plain]).said.value
         assert "Compression made no difference:</b> a step took 100 ms with int8, " in said
-        assert said.endswith("(differences below 3% do not count). Its mean loss is unchanged, 1.</div>")
+        assert "(both measured; differences below 3% do not count; predicted: " in said
+        assert said.endswith("Its mean loss is unchanged, 1.</div>")
 
-    def test_without_one_the_step_is_held_against_the_predicted_one(self):
-        run = self.ran("topk", 1e-3)
-        said = self.panel(run, [run]).said.value
-        assert re.search(r"times faster than the predicted [\d.]+ ms without compression", said)
-        assert "Its price: loss 19% higher than uncompressed with AdamW (gpt-nano on python-source" in said
-        plain_s = compression_speedup(run.job, runs=()).plain.step_s
-        said = self.panel(self.ran("int8", plain_s / 1.05)).said.value
-        assert "Too close to tell:</b> a step took" in said
-        assert "without compression, which is below the prediction error (15%). Its price" in said
-        said = self.panel(self.ran(Compression("topk", ratio=0.3), 1e-3)).said.value
+    @pytest.mark.parametrize("measured_s", [1e-3, 10.0])
+    def test_without_one_predicted_steps_are_compared_whatever_a_busy_machine_measured(self, measured_s):
+        panel = self.panel(self.ran("int4", measured_s))
+        found, said = panel.found, panel.said.value
+        step = found.step_with(Compression("int4"))
+        assert found.link.bandwidth < found.pays_below(step)
+        assert (
+            f"<b>By prediction, compression pays off:</b> a step takes {duration_text(step.step_s)} with int4 instead "
+            f"of {duration_text(found.plain.step_s)}, {faster_text(found.speedup(step))}. The step measured with int4, "
+            f"{duration_text(measured_s)}, can be compared once the job has also run without compression."
+            in said
+        )
+        assert "3 seeds: loss 2.9% lower than uncompressed with AdamW, up to 1% higher is tolerated." in said
+
+    def test_the_predicted_verdict_has_the_margin_and_the_tolerance_of_the_curve(self):
+        said = self.panel(self.ran("topk")).said.value
+        assert "By prediction, compression makes steps faster, but its loss is too high:</b>" in said
+        assert "loss 19% higher than uncompressed with AdamW" in said
+        said = self.panel(self.ran(Compression("topk", ratio=0.3))).said.value
+        assert "<b>By prediction, compression makes steps faster:</b>" in said
         assert "The effect on the loss is not known: loss not measured with AdamW" in said
+        slow = self.ran("bf16", link=Link(bandwidth="10 Gbit/s", latency="1 ms"))
+        said = self.panel(slow).said.value
+        assert re.search("By prediction, (too close to tell|compression does not pay off):</b>", said)
 
     def test_what_cannot_be_predicted_is_said_and_draws_nothing(self):
         panel = self.panel(self.ran(strategy="zero-3"))

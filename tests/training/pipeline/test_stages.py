@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job, oracle, relative_difference, train
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.pipeline._torch_cut import _split
+from shardscope.methods.strategies.pipeline._torch_probe import LayerProbe
 from shardscope.training.context import RankContext
+from shardscope.training.emulation import Emulation
 from shardscope.training.models import build_model
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import apply_recompute
@@ -152,6 +156,26 @@ def test_measured_splits_follow_one_process_and_agree_on_all_ranks(
     cuts = pool.run(cut_of, tmp_path)
     assert len(set(cuts)) == 1
     assert sum(cuts[0]) == 6
+
+
+def test_on_an_emulated_processor_layers_are_cut_by_flops_as_predicted_however_long_they_take_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine once cut the layers of an emulated cluster badly, so that its steps took 26% longer."""
+    asked = job(model="gpt-nano", strategy="pipeline", world_size=2, batch=ss.Batch(8, micro_batch=2))
+    probes = [LayerProbe([], 0, 9.0, 0.0), *(LayerProbe([], 0, 1.0, 6.0) for _ in range(4))]
+    layers = [(str(place), nn.Identity()) for place in range(5)]
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: None)
+
+    def split_on(cluster: Any) -> tuple[int, ...]:
+        emulation = None if cluster is None else Emulation(cluster, 0, delays_in_kernel=True)
+        context: Any = SimpleNamespace(
+            emulation=emulation, rank=0, world_size=2, whole=SimpleNamespace(group=None)
+        )
+        return _split(asked, layers, probes, 2, context)
+
+    assert split_on(ss.Cluster.emulated(nodes=2, flops="1 GFLOP/s")) == (3, 2)
+    assert split_on(ss.Cluster.emulated(nodes=2, slowdown={0: 2.0})) == split_on(None) == (1, 4)
 
 
 @pytest.mark.ranks(2)

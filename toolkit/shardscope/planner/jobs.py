@@ -34,7 +34,7 @@ from shardscope.planner.rehearsed_job import staged
 from shardscope.planner.rules import Ints, Mask
 from shardscope.planner.search import EMPTY, Closest, Found, RankedRows
 from shardscope.planner.setting import SearchSettings, capacity
-from shardscope.prediction.axis_waits import axis_waits
+from shardscope.prediction.axis_waits import axis_waits, bubble_s
 from shardscope.prediction.job import AGENT_BYTES, RANK_BYTES, JobPrediction, predict_job
 from shardscope.prediction.job_time import backward_flops
 from shardscope.prediction.rates import RankRates
@@ -301,9 +301,8 @@ def _seconds(step: Term, found: JobPrediction) -> dict[str, float]:
             parts["recompute"] += repeated * term.value
             parts["compute"] += (1 - repeated) * term.value
         elif term.name == "idle":
-            bubble = sum(each.value for each in term.parts if each.name == "pipeline bubble")
-            parts["bubble"] += bubble
-            parts["overhead"] += term.value - bubble
+            parts["bubble"] += bubble_s(found)
+            parts["overhead"] += term.value - bubble_s(found)
         elif term.name != "communication":
             parts[_OTHERS[term.name]] += term.value
     return parts

@@ -15,6 +15,12 @@ def only_axis(found: JobPrediction) -> str:
     return "data" if found.job.strategy.pipeline_step(found.step) is None else "pipeline"
 
 
+def bubble_s(found: JobPrediction) -> float:
+    """Return the seconds of a step for which ranks wait in a pipeline's bubble; 0 if the step time is not predicted."""
+    idle = [] if found.time is None else [term for term in found.time.parts if term.name == "idle"]
+    return sum(part.value for term in idle for part in term.parts if part.name == "pipeline bubble")
+
+
 def axis_waits(found: JobPrediction) -> dict[str, float]:
     """Return the seconds by axis, without the bubble of a pipeline; empty if the step time is not predicted.
 

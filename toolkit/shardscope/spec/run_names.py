@@ -64,7 +64,10 @@ def _by_difference(jobs: Sequence[Job]) -> list[str]:
 
 
 def _needed(tables: Sequence[Settings], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return for each job the settings that identify it; a setting is added only where it splits a group of jobs."""
+    """Return for each job the settings that identify it; a setting is added only where it splits a group of jobs.
+
+    Compression is always named if it differs: a name that says nothing of it reads as that of an uncompressed run.
+    """
     parts: list[tuple[str, ...]] = [()] * len(tables)
     groups = [list(range(len(tables)))]
     for name in names:
@@ -73,7 +76,7 @@ def _needed(tables: Sequence[Settings], names: Sequence[str]) -> list[tuple[str,
             split: dict[str, list[int]] = {}
             for index in group:
                 split.setdefault(repr(tables[index].get(name)), []).append(index)
-            if len(split) > 1:
+            if len(split) > 1 or name == "compression":
                 for index in group:
                     parts[index] = (*parts[index], name)
             finer += split.values()

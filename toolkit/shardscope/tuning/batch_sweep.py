@@ -160,7 +160,8 @@ class _Plan:
             found = []
             for number, optimizer in enumerate(remaining):
                 points_left = len(remaining) * (len(batches) - place) - number
-                self.progress.expect(points_left * runs_per_point)
+                work = len(remaining) * sum(map(_work, batches[place:])) - number * _work(batch)
+                self.progress.expect(points_left * runs_per_point, work * runs_per_point)
                 middle = _by_rule(optimizer, *best[optimizer], batch)
                 grid = _Grid([middle * factor for factor in factors], start)
                 found.append(self._point(optimizer, batch, grid, seeds, target))
@@ -221,7 +222,7 @@ class _Plan:
                 self.on_cell(self.known[key])
         if key not in self.counted:
             self.counted.add(key)
-            self.progress.count()
+            self.progress.count(_work(batch))
         return self.known[key]
 
     def _run(self, optimizer: str, batch: int, rate: float, seed: int) -> Cell:
@@ -238,6 +239,11 @@ class _Plan:
             optimizer, batch, rate, seed, value if finite else None, job.steps, step_s=measured.step_s,
             accuracy=None if error is None else 1 - error,
         )  # fmt: skip
+
+
+def _work(batch: int) -> float:
+    """Return what the number of steps of a run is proportional to: all runs train on equally many samples."""
+    return 1 / batch
 
 
 def _by_rule(optimizer: str, base_batch: int, rate: float, batch: int) -> float:

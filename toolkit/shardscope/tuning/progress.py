@@ -34,13 +34,13 @@ class Pace:
     created.
 
     Args:
-        done: Number of trials or runs that had ended by then.
+        done: Number of trials or runs that had ended by then, or their work in any unit.
     """
 
-    def __init__(self, done: int = 0) -> None:
+    def __init__(self, done: float = 0) -> None:
         self._done, self._began = done, time.monotonic()
 
-    def left_text(self, done: int, total: int) -> str:
+    def left_text(self, done: float, total: float) -> str:
         """Return ``3 min left`` when `done` of `total` have ended; empty if none has ended or none is left."""
         ended = done - self._done
         if ended <= 0 or done >= total:
@@ -159,6 +159,7 @@ class SweepProgress:
         self._stream = sys.stdout if self._rewrite else sys.stderr
         self._began = time.monotonic()
         self._done = self._total = self._planned = 0
+        self._work_done = self._work = 0.0
         self._pace = Pace()
 
     def __enter__(self) -> Self:
@@ -168,19 +169,25 @@ class SweepProgress:
         if not self._quiet:
             self._write(self.last_line(time.monotonic() - self._began, is_complete=kind is None), end="\n")
 
-    def expect(self, num_runs: int) -> None:
-        """Set the maximum number of runs left: no rate search ends early, and every optimizer reaches the last size."""
-        self._total = self._done + num_runs
+    def expect(self, num_runs: int, work: float) -> None:
+        """Set the maximum number of runs left: no rate search ends early, and every optimizer reaches the last size.
+
+        Args:
+            num_runs: The number.
+            work: Their work, in the unit of `count`.
+        """
+        self._total, self._work = self._done + num_runs, self._work_done + work
         self._planned = self._planned or self._total
 
-    def count(self) -> None:
-        """Count one more run as done."""
+    def count(self, work: float) -> None:
+        """Count one more run as done; `work` is proportional to its number of steps."""
         self._done += 1
+        self._work_done += work
 
     def draw(self) -> None:
         """Show the number of the run that starts, and the time left if it can be estimated from earlier runs."""
         if self._done == 1:
-            self._pace = Pace(1)  # the first run also starts the server of all runs
+            self._pace = Pace(self._work_done)  # the first run also starts the server of all runs
         if self._rewrite:
             self._write(self.line())
 
@@ -188,8 +195,8 @@ class SweepProgress:
         """Return the line with the number of runs and the time left."""
         total = max(self._total, self._done + 1)
         text = f"{bar(self._done / total)} run {self._done + 1} of about {total} or fewer"
-        left = self._pace.left_text(self._done, total)
-        return f"{text}, up to {left}" if left else text
+        left = self._pace.left_text(self._work_done, self._work)
+        return f"{text}, about {left}" if left else text
 
     def last_line(self, elapsed_s: float, *, is_complete: bool = True) -> str:
         """Return the number and total time of the runs, and why a complete sweep needed fewer runs than planned."""

@@ -7,7 +7,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardscope.prediction.axis_waits import axis_waits, only_axis
+from shardscope.prediction.axis_waits import axis_waits, bubble_s, only_axis
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.show import Table
 from shardscope_widgets.figures._rank_mesh import waits_of
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
 
 AXES = ("data", "tensor", "pipeline", "context", "expert")
-_BUBBLE = "pipeline bubble"
 
 
 class AxisCosts(NamedTuple):
@@ -65,10 +64,9 @@ def predicted_costs(prediction: JobPrediction) -> AxisCosts | None:
     """Return the costs of the axes of a predicted job; None if its step time is not predicted."""
     if prediction.time is None:
         return None
-    idle = [part for term in prediction.time.parts if term.name == "idle" for part in term.parts]
     found = _of_all_axes(prediction, axis_waits(prediction))
     if "pipeline" in found:
-        found["pipeline"] += sum(part.value for part in idle if part.name == _BUBBLE)
+        found["pipeline"] += bubble_s(prediction)
     return AxisCosts(found, prediction.time.value)
 
 

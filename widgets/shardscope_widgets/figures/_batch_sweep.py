@@ -301,17 +301,26 @@ def _accuracy(line: SweepLine) -> str:
 
 def _beside(line: SweepLine, rival: str, best: int) -> str:
     """Return how a layer-wise optimizer compares with the best other optimizer, as a predicate of a sentence."""
+    next_size = next(iter(line.batches[line.num_reached :]), None)
+    is_open = next_size is not None and line.straddles[line.num_reached]
+    also = f", with {next_size} too close to call" if is_open else ""
     if line.largest is None:
-        return "misses it at every size tried"
+        return f"misses it at every size tried{also}"
+    narrowly = "narrowly " if line.straddles[line.num_reached - 1] else ""
     if line.largest == best:
-        return f"ties {rival} at {best}"
-    return f"reaches {line.largest} ({rival}: {best})" if line.largest > best else f"stops at {line.largest}"
+        return f"{narrowly}ties {rival} at {best}{also}"
+    if line.largest > best:
+        return f"{narrowly}reaches {line.largest} ({rival}: {best}){also}"
+    return f"{narrowly}reaches {line.largest}{also}" if also or narrowly else f"stops at {line.largest}"
 
 
 def _verdict(layerwise: list[SweepLine], best: int) -> str:
-    better = [line.optimizer for line in layerwise if (line.largest or 0) > best]
+    better = [line for line in layerwise if (line.largest or 0) > best]
+    clearly = [line.optimizer for line in better if not line.straddles[line.num_reached - 1]]
+    if clearly:
+        return f"{listed(clearly)} {'helps' if len(clearly) == 1 else 'help'} here"
     if better:
-        return f"{listed(better)} {'helps' if len(better) == 1 else 'help'} here"
+        return f"{listed(line.optimizer for line in better)} may help here"
     return {1: "it does not help here", 2: "neither helps here"}.get(
         len(layerwise), "none of them helps here"
     )

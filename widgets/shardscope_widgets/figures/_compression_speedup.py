@@ -333,7 +333,7 @@ def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
 
 
 def _points(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
-    """Return the marks of measured steps; marks that nearly touch have one label together, on alternate sides."""
+    """Return the marks of measured steps; marks that nearly touch have one label together."""
     low, high = _seconds_range(info)
     near = (high / low) ** (_LETTER_PX[1] / _PLOT_PX[1])
     groups: list[list[SpeedPoint]] = []
@@ -345,8 +345,8 @@ def _points(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
         else:
             groups.append([point])
     drawn = [
-        _point(point, ", ".join(map(_measured_label, group)) if point is group[-1] else "", side)
-        for side, group in enumerate(groups)
+        _point(info, point, ", ".join(map(_measured_label, group)) if point is group[-1] else "")
+        for group in groups
         for point in group
     ]
     return [mark | {"showlegend": not number} for number, mark in enumerate(drawn)]
@@ -356,14 +356,17 @@ def _measured_label(point: SpeedPoint) -> str:
     return "uncompressed" if point.name == "none" else point.label
 
 
-def _point(point: SpeedPoint, label: str, side: int) -> dict[str, Any]:
-    """Return the mark of a measured step, with its label on one of two sides."""
+def _point(info: CompressionSpeedupInfo, point: SpeedPoint, label: str) -> dict[str, Any]:
+    """Return the mark of a measured step, with its label to the right, or to the left where the plot would cut it."""
+    first, last = info.bandwidths[0], info.bandwidths[-1]
+    room = _PLOT_PX[0] * log(last / point.bandwidth) / log(last / first)
+    side = "right" if _LETTER_PX[0] * (len(label) + 2) <= room else "left"
     colour = theme.GREY if point.name == "none" else method_look(point.name).colour
     text = f"measured, {_measured_label(point)}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
     return {
         "type": "scatter", "mode": "markers+text", "x": [8 * point.bandwidth], "y": [point.step_s],
         "name": "measured", "legendgroup": "measured",
-        "text": [label], "textposition": f"middle {('right', 'left')[side % 2]}", "textfont": {"color": theme.GREY},
+        "text": [label], "textposition": f"middle {side}", "textfont": {"color": theme.GREY},
         "marker": {"symbol": "x", "size": 11, "color": colour, "line": {"color": "#fff", "width": 1}},
         "hovertext": text, "hoverinfo": "text",
     }  # fmt: skip

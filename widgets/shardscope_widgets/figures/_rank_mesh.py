@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.prediction.axis_waits import bubble_s
 from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.spans import covered
@@ -56,7 +57,8 @@ class RankMeshInfo(NamedTuple):
         layers: What each rank holds of each layer, by rank; empty if unknown.
         held: Bytes that each rank holds at most, by type of memory as in `MEMORY_KINDS`, by rank; empty if unknown.
         sent: Bytes that each rank sends in a step, by axis.
-        seconds: Time that a rank spends communicating in a step, by axis.
+        seconds: Time that a rank spends communicating in a step, by axis; along a pipeline, with its bubble, which a
+            recorded step does not tell from waiting for messages.
         step_s: Time of a step.
         per_node: Number of ranks on a node; 0 if all ranks are on one machine.
         num_steps: Number of measured steps, of whose times these are the medians; 0 if bytes and times are predicted.
@@ -124,6 +126,8 @@ def _predicted_seconds(prediction: JobPrediction) -> Mapping[str, float]:
     for part in (part for term in terms if term.name == "communication" for part in term.parts):
         if axis := axis_of(part.name):
             found[axis] = found.get(axis, 0.0) + part.value
+    if "pipeline" in found:
+        found["pipeline"] += bubble_s(prediction)
     return found
 
 
@@ -193,7 +197,7 @@ def waits_of(step: StepEvents, only_axis: str = "") -> dict[str, float]:
     """Return the seconds in collectives on each axis, of the rank that waits least: the others also wait for it.
 
     Collectives of other axes are parts of passes, messages of the pipeline are not. Receives that were posted early
-    go on while passes run, so only the rest of their time is counted.
+    go on while passes run, so only the rest of their time is counted: the messages and the bubble.
 
     Args:
         step: The events of the step.
@@ -221,7 +225,7 @@ def _outside(spans: Sequence[tuple[float, float]], passes: Sequence[tuple[float,
 def rank_mesh_text(*infos: RankMeshInfo) -> str:
     """Return sentences on the bytes and the time of each axis, the most expensive first, as predicted and as measured.
 
-    The last one says along which axis messages take longest.
+    The last one says which axis takes longest.
     """
     shown = infos[-1]
     if not shown.used:
@@ -233,7 +237,9 @@ def rank_mesh_text(*infos: RankMeshInfo) -> str:
     text += " ".join(map(_sentence, infos))
     first, *others = _by_cost(shown)
     if others and shown.seconds.get(first):
-        text += f" Communication along the {first} axis takes longest."
+        is_pipeline = first == "pipeline"
+        what, take = ("Communication and the bubble", "take") if is_pipeline else ("Communication", "takes")
+        text += f" {what} along the {first} axis {take} longest."
     if shown.num_steps:
         text += " Measured times are those of the rank that waits least."
     return text
@@ -258,7 +264,8 @@ def _of(info: RankMeshInfo) -> str:
 
 
 def _time(info: RankMeshInfo, axis: str) -> str:
-    return f" in {duration_text(info.seconds[axis])}" if info.seconds.get(axis) else ""
+    bubble = " with the bubble" if axis == "pipeline" else ""
+    return f" in {duration_text(info.seconds[axis])}{bubble}" if info.seconds.get(axis) else ""
 
 
 def _most(info: RankMeshInfo, axis: str) -> int:

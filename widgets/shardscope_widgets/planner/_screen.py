@@ -168,7 +168,8 @@ class PlannerScreen:
         self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)
         with self.table.hold_sync():
-            self.table.header, self.table.rows, self.table.chosen = list(header), rows, chosen
+            self.table.header = ["framework" if name == "software" else name for name in header]
+            self.table.rows, self.table.chosen = rows, chosen
         best, kept = (int(plans.order[rank - 1]) for rank in (1, chosen))
         rings = _plans.rings(self._info, best=best, chosen=kept)
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
     from shardscope.runtime.launcher.preflight import Preflight
 
-_BUBBLE = "the pipeline bubble"
+_WAITING = "waiting for other stages"
 _PARTS = {
     "computation": ("data", "forward", "backward", "optimizer"),
     "gradient compression": ("codec",),
     "communication": ("communication",),
-    _BUBBLE: ("pipeline bubble",),
+    _WAITING: ("pipeline bubble",),
     "the fixed cost per step": ("fixed cost",),
 }
 """Terms of a predicted step, by their name in sentences."""
 _MOST = 0.5
 _COMPARABLE = 0.5
-"""Minimum size of the bubble, as a fraction of the longest part of a step, at which the sentence mentions it too."""
+"""Minimum waiting, as a fraction of the longest part of a step, at which the sentence mentions it too."""
 
 
 def forecast_text(found: Preflight) -> str:
@@ -73,8 +73,10 @@ def _memory(found: Preflight) -> str:
 
 
 def dominant_text(time: Term | None) -> str:
-    """Return the sentence on the largest part of a step, and on a bubble of similar size; empty without a
-    prediction.
+    """Return the sentence on the largest part of a step, and on waiting of similar size; empty without a prediction.
+
+    The waiting is that of the rank that computes longest, and includes that for slower stages: it is less than the
+    bubble of the schedule, which is the mean over ranks with stages of equal cost.
     """
     if time is None:
         return ""
@@ -87,6 +89,7 @@ def dominant_text(time: Term | None) -> str:
     verb = (
         "takes most of the step time" if shares[name] >= _MOST else "takes the largest part of the step time"
     )
-    is_near = name != _BUBBLE and shares[_BUBBLE] >= _COMPARABLE * shares[name]
-    bubble = f". Ranks spend {shares[_BUBBLE]:.0%} of the step idle in {_BUBBLE}" if is_near else ""
-    return f"{name[0].upper()}{name[1:]} {verb}: {shares[name]:.0%}{bubble}."
+    is_near = name != _WAITING and shares[_WAITING] >= _COMPARABLE * shares[name]
+    waiting = f", and {_WAITING} {shares[_WAITING]:.0%}" if is_near else ""
+    where = ", on the rank that computes longest" if is_near or name == _WAITING else ""
+    return f"{name[0].upper()}{name[1:]} {verb}: {shares[name]:.0%}{waiting}{where}."

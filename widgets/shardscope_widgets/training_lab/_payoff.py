@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _LATER = "The curve of step time against bandwidth is drawn once a compressed run in focus has ended."
 _WORKING = "Compression is being timed on this machine, to find out whether it paid off."
 _UNKNOWN = "Whether compression paid off is not known"
+_TIMED = (
+    "The time of compression was measured on this machine; other predictions of the job estimate it, so their step may "
+    "differ slightly."
+)
 _OWN_FUNCTIONS = (
     "the job has functions of your own, which a lab does not call; ss.compression_speedup(run.job) calls them"
 )
@@ -101,7 +105,7 @@ class PayoffPanel(Background):
         self.figure.layout.display = "none" if figure is None else None
         if figure is not None:
             self.figure.show(figure)
-        words = text or _LATER if found is None else " ".join(found.sentences)
+        words = text or _LATER if found is None else " ".join([*found.sentences, _TIMED])
         self.words.value = markup.words_html(words)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
@@ -16,6 +16,7 @@ from shardscope_widgets.figures._memory_kinds import (
     memory_kinds_info,
     states_text,
 )
+from shardscope_widgets.figures._stacks import STATES
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, heading, words_html
 from shardscope_widgets.kit.swatch import chip
@@ -61,7 +62,25 @@ class ZeroStages:
                 height=figure.layout.height - figure.layout.margin.t - _HEAD_PX,
             )  # fmt: skip
             self.figure.show(figure)
-            self.words.value = words_html(states_text(info))
+            self.words.value = words_html(f"{states_text(info)} {alike_text(predictions)}".strip())
+
+
+def alike_text(predictions: Sequence[JobPrediction]) -> str:
+    """Return why stages 2 and 3 hold equal states; empty if they do not, or if one of them is not predicted."""
+    states = {each.job.strategy.zero_stage: _states_bytes(each) for each in predictions}
+    if not states.get(2) or states.get(2) != states.get(3):
+        return ""
+    return (
+        "ZeRO 2 and 3 hold equal states, because both also shard the parameters between steps. ZeRO 2 gathers them "
+        "once a step and keeps them whole until the backward pass ends, ZeRO 3 only while a layer uses them: the "
+        "difference is in what is gathered."
+    )
+
+
+def _states_bytes(prediction: JobPrediction) -> int:
+    """Return the bytes of states on the rank that holds most of them; 0 if unknown."""
+    rows = [prediction.kinds[kind] for kind in STATES if kind in prediction.kinds]
+    return int(max(map(sum, zip(*rows, strict=True)), default=0))
 
 
 def predicted_stages(

@@ -139,6 +139,10 @@ class Worth(Shown):
         """The fastest step whose method's loss increase is within its tolerance."""
         return min(self.harmless, key=lambda step: step.step_s)
 
+    def step_with(self, compression: Compression) -> PredictedStep | None:
+        """Return the step with a method; None if it is not predicted."""
+        return next((step for step in self.steps if step.compression == compression), None)
+
     def speedup(self, step: PredictedStep) -> float:
         """Return how many times faster a step is than the uncompressed step."""
         return self.plain.step_s / step.step_s

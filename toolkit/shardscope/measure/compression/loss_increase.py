@@ -76,7 +76,7 @@ def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool 
     if not compression.is_on:
         return "loss unchanged"
     column = _OPTIMIZERS.get(optimizer, optimizer)
-    percent, tolerance = _percent(compression, optimizer)
+    percent, tolerance = increase_and_tolerance(compression, optimizer)
     if math.isnan(percent):
         return f"loss not measured with {column}"
     limit = f", up to {tolerance:g}% higher is tolerated" if with_tolerance else ""
@@ -89,7 +89,7 @@ def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool 
 
 def is_within_tolerance(compression: Compression, optimizer: str) -> bool:
     """Return whether a method's loss increase with an optimizer was measured and is within the method's tolerance."""
-    percent, tolerance = _percent(compression, optimizer)
+    percent, tolerance = increase_and_tolerance(compression, optimizer)
     return not compression.is_on or percent <= tolerance
 
 
@@ -98,8 +98,8 @@ def _rows() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(StringIO(_TABLE)))
 
 
-def _percent(compression: Compression, optimizer: str) -> tuple[float, float]:
-    """Return the loss increase and the tolerance in percent; NaN if not measured."""
+def increase_and_tolerance(compression: Compression, optimizer: str) -> tuple[float, float]:
+    """Return the loss increase and the tolerated one, in percent; NaN if not measured."""
     for row in _rows():
         if compression.label in row["labels"].split(";"):
             return float(row.get(_OPTIMIZERS.get(optimizer, "")) or math.nan), float(row["tolerance"])

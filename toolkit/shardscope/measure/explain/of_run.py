@@ -96,24 +96,31 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 
 def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     """Explain a run from its newest events; see `explain`."""
-    job = run.resized_job
-    launched = constants_of(run)
-    prediction = preflight(job, run.cluster, launched=launched).prediction
-    step = measured_step(events, job, prediction, cores=_cores(run))
+    job, launched = run.resized_job, constants_of(run)
+
+    def predict(changed: Job) -> JobPrediction | None:
+        return preflight(_on_same_split(run, changed), run.cluster, launched=launched).prediction
+
+    step = measured_step(events, job, predict(job), cores=_cores(run))
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
-    found = explanation(
-        step, job, lambda job: preflight(job, run.cluster, launched=launched).prediction, cores=_cores(run)
-    )
-    return replace(found, change=None if found.change is None else _on_same_split(run, found.change))
+    found = explanation(step, job, predict, cores=_cores(run))
+    return replace(found, change=None if found.change is None else _launched_change(run, job, found.change))
 
 
-def _on_same_split(run: Run, change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a change with the split that the run's ranks measured, unless it changes the strategy or the ranks."""
-    if not change.keys().isdisjoint({"strategy", "world_size"}):
-        return change
-    same = with_split(run.job, run.reduced().split)
-    return change if same is run.job else {**change, "strategy": same.strategy}
+def _on_same_split(run: Run, changed: Job) -> Job:
+    """Return a changed job with the split that the run's ranks measured, unless it has another strategy.
+
+    A change is predicted and launched with it: another measurement could give another split, and thus other steps.
+    """
+    return with_split(changed, run.reduced().split) if changed.strategy == run.job.strategy else changed
+
+
+def _launched_change(run: Run, job: Job, change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a change of a run's job with the split that its prediction has."""
+    changed = job.replace(**change, name=None)
+    same = _on_same_split(run, changed)
+    return change if same is changed else {**change, "strategy": same.strategy}
 
 
 def _cores(run: Run) -> float:
@@ -154,7 +161,9 @@ def second_remedy(run: Run, found: Explanation) -> tuple[str, Mapping[str, Any]]
     for loss in found.losses[1:]:
         change = untried_change(loss.cause, run.job) if loss.share >= LEAST_LOSS else None
         if change is not None:
-            return words.second_text(loss, change, run.job), _on_same_split(run, change)
+            return words.second_text(found.losses, loss, change, run.job), _launched_change(
+                run, run.job, change
+            )
     return None
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from shardscope.measure.explain import words
 from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight
@@ -37,7 +38,10 @@ def verdict(run: Run, before: Run) -> Verdict | None:
     if not rate or not rate_before:
         return None
     then, now = (
-        preflight(each.job, each.cluster, launched=constants_of(run)).prediction for each in (run, before)
+        preflight(
+            with_split(each.job, each.reduced().split), each.cluster, launched=constants_of(run)
+        ).prediction
+        for each in (run, before)
     )
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:

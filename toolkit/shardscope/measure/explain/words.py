@@ -177,10 +177,19 @@ def untried_text(loss: Loss, change: Change, job: Job) -> str:
     return f"{first}{what} may help; how much is not predicted."
 
 
-def second_text(loss: Loss, change: Change, job: Job) -> str:
-    """Return the sentence on a loss that is not the largest, with a change that may reduce it."""
-    what = f"Waiting for rank {loss.rank}" if loss.cause == "straggler" else "Stages of unequal cost"
-    return f"{what}: {loss.share:.0%}. {untried_text(loss, change, job)}"
+def second_text(found: Sequence[Loss], loss: Loss, change: Change, job: Job) -> str:
+    """Return the sentence on a loss that is not the largest, with a change that may reduce it.
+
+    Args:
+        found: All losses; the share of one in a pipeline is that of the sentence on all waiting.
+        loss: The loss.
+        change: The change.
+        job: The run's job.
+    """
+    is_rank = loss.cause == "straggler"
+    what = f"Waiting for rank {loss.rank}" if is_rank else "Stages of unequal cost"
+    share = f"{loss.share:.0%}" if is_rank else f"{_waits(found).get(loss.cause, 0)}%"
+    return f"{what}: {share}. {untried_text(loss, change, job)}"
 
 
 def speed_text(

@@ -68,7 +68,10 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     ranks = settings.stage_ranks(context.world_size)
     settings.check_depth(len(layers), context.world_size, of=f"a model of type {type(model).__name__}")
     is_timed = settings.split == "speed" or (settings.split == "time" and context.rank == 0)
-    probes = probe(model, layers, inputs, autocast, measure=is_timed, count=settings.split == "speed")
+    is_stated = _stated_flops(context) is not None
+    probes = probe(
+        model, layers, inputs, autocast, measure=is_timed and not is_stated, count=is_timed and is_stated
+    )
     split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
@@ -90,9 +93,9 @@ def _split(
     if settings.split == "even":
         return even_split(len(layers), num_stages)
     slowness: list[float] = []
-    seconds = torch.tensor([found.seconds for found in probes], dtype=torch.float64)
+    seconds = _on_own_device(probes, context)
     if settings.split == "speed":
-        seconds, slowness = _on_own_device(probes, seconds, context)
+        slowness = _by_rank(seconds, context)
     if settings.split != "memory":
         dist.broadcast(seconds, group_src=0, group=context.whole.group)  # so that all replicas are cut alike
     states = [_state_bytes(layer, job) for _, layer in layers]
@@ -100,22 +103,30 @@ def _split(
     return settings.cut(job, seconds.tolist(), slowness, states=states, saved=saved)
 
 
-def _on_own_device(
-    probes: Sequence[LayerProbe], seconds: Tensor, context: RankContext
-) -> tuple[Tensor, list[float]]:
-    """Return the time of each layer on this rank's device, and the time of all layers on each rank.
-
-    On an emulated processor with a given speed, the time follows from the layer's FLOPs.
-    """
+def _stated_flops(context: RankContext) -> float | None:
+    """Return the FLOP/s of this rank's emulated processor; None if it computes as fast as this machine."""
     node = None if context.emulation is None else context.emulation.processor
-    if node is not None:
-        if node.flops is not None:
-            seconds = torch.tensor([found.flops for found in probes], dtype=torch.float64) / node.flops
-        seconds = seconds * node.slowdown
+    return None if node is None else node.flops
+
+
+def _on_own_device(probes: Sequence[LayerProbe], context: RankContext) -> Tensor:
+    """Return the time of each layer on this rank's device, in seconds.
+
+    On an emulated processor with a given speed, the time follows from the layer's FLOPs, as in a prediction: a measured
+    time would be this machine's, and depend on what else it does.
+    """
+    flops = _stated_flops(context)
+    values = [found.seconds if flops is None else found.flops / flops for found in probes]
+    node = None if context.emulation is None else context.emulation.processor
+    return torch.tensor(values, dtype=torch.float64) * (1.0 if node is None else node.slowdown)
+
+
+def _by_rank(seconds: Tensor, context: RankContext) -> list[float]:
+    """Return the time of all layers on each rank, in seconds."""
     whole = torch.zeros(context.world_size, dtype=torch.float64)
     whole[context.rank] = float(seconds.sum())
     dist.all_reduce(whole, dist.ReduceOp.MAX, group=context.whole.group)  # of replicas, the slowest
-    return seconds, whole.tolist()
+    return whole.tolist()
 
 
 def _state_bytes(layer: nn.Module, job: Job) -> float:
