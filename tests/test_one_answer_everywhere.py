@@ -279,7 +279,9 @@ class TestOfARun:
 
     def test_how_often_predictions_were_right(self, run: ss.Run, told_of: dict[str, Any]) -> None:
         inside = inside_text(ss.accuracy(run.path.parent).runs)
-        assert re.match(r"1 predicted step time so far on this machine, with an error of \d+%$", inside)
+        assert re.match(
+            r"1 step-time prediction checked so far on this machine, with an error of \d+%$", inside
+        )
         assert told_of["accuracy"].startswith(inside)
         assert told_of["findings"][0].startswith(inside)
         assert told_of["report"].index(inside) < told_of["report"].index("<nav")

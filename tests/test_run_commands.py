@@ -102,7 +102,7 @@ def test_report_writes_a_page_and_prints_what_it_found(
     }  # fmt: skip
     page = target.read_text()
     assert "<h1>Mine</h1>" in page
-    assert "1 predicted step time so far on this machine, with an error of " in page
+    assert "1 step-time prediction checked so far on this machine, with an error of " in page
     assert cli.main(["report", str(run.path), "--to", str(tmp_path / "no" / "page.html")]) == 2
     assert "cannot be written (No such file or directory); choose another path" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def test_the_command_prints_the_table_and_the_records(root: Path, capsys: pytest
     assert main(["accuracy", "--root", str(root), "--by", "world_size"]) == 0
     said = capsys.readouterr().out
     assert re.match(
-        r"2 predicted step times so far on this machine, with (errors of \d+ to \d+|an error of \d+)%; "
+        r"2 step-time predictions checked so far on this machine, with (errors of \d+ to \d+|an error of \d+)%; "
         r"median error of 2 runs, predicted at ",
         said,
     )
@@ -108,9 +108,12 @@ def test_few_step_times_are_described_by_their_distance_and_many_are_counted(roo
     one = ss.accuracy(root).runs[0]
     predicted = one.predicted._replace(step_time_s=1.0, interval=Interval(0.9, 1.1))
     off = lambda *measured: [one._replace(predicted=predicted, measured_s=seconds) for seconds in measured]
-    assert inside_text(off(0.8)) == "1 predicted step time so far on this machine, with an error of 25%"
     assert (
-        inside_text(off(0.8, 1.0)) == "2 predicted step times so far on this machine, with errors of 0 to 25%"
+        inside_text(off(0.8)) == "1 step-time prediction checked so far on this machine, with an error of 25%"
+    )
+    assert (
+        inside_text(off(0.8, 1.0))
+        == "2 step-time predictions checked so far on this machine, with errors of 0 to 25%"
     )
     many = "9 of 10 step times on this machine inside their 90% prediction interval"
     assert inside_text(off(0.8, *[1.0] * 9)) == many

@@ -198,7 +198,7 @@ def test_the_best_method_names_its_effect_on_the_loss() -> None:
     assert loss_text(ss.Compression("int4"), "adamw") == "loss 2.9% lower than uncompressed with AdamW"
     assert loss_text(ss.Compression("int8"), "adamw") == "loss unchanged with AdamW"
     assert loss_text(ss.Compression("topk"), "adamw", with_tolerance=True).endswith(
-        "with AdamW, up to 3% higher is tolerated"
+        "with AdamW (up to 3% higher is tolerated)"
     )
     assert loss_text(ss.Compression("randomk"), "nesterov") == "diverges with Nesterov"
     assert loss_text(ss.Compression("topk", ratio=0.3), "sgd") == "loss not measured with SGD"
@@ -342,7 +342,7 @@ def test_a_verdict_is_said_before_anything_has_run() -> None:
     assert list(frame.columns)[:2] == ["step_s", "compute_s"]
     assert (
         frame.loc["topk", "loss"]
-        == "loss 19% higher than uncompressed with AdamW, up to 3% higher is tolerated"
+        == "loss 19% higher than uncompressed with AdamW (up to 3% higher is tolerated)"
     )
     assert frame["is_harmless"].to_dict() == {"none": True, "int8": True, "topk": False}
     assert slow.losses.equals(loss_increase())
@@ -393,7 +393,7 @@ def test_a_gain_within_the_error_of_predictions_is_said_to_be_one() -> None:
     assert not found.pays
     assert found.verdict == (
         "On a link of 8 Mbit/s, 1 ms, a step takes 95 ms with int4 instead of 100 ms: 5% faster, which is below the "
-        "prediction error (15%) (loss 2.9% lower than uncompressed with AdamW, up to 1% higher is tolerated)."
+        "prediction error (15%); its loss is 2.9% lower than uncompressed with AdamW (up to 1% higher is tolerated)."
     )
 
 
@@ -469,8 +469,8 @@ def test_only_a_method_whose_loss_is_within_its_tolerance_is_recommended(whole: 
     assert whole.recommended.compression.name == "int4"
     assert "a step takes 250 ms with int4 instead of 1.1 s: 4.4 times faster" in whole.verdict
     assert (
-        "topk would be 10 times faster, but its loss is 19% higher than uncompressed with AdamW, up to 3% higher is "
-        "tolerated."
+        "topk would be 10 times faster, but its loss is 19% higher than uncompressed with AdamW (up to 3% higher is "
+        "tolerated)."
     ) in whole.verdict
 
 

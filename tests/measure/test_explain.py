@@ -78,8 +78,8 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
     then = PIPELINE.replace(**found.change)
     assert then.num_micro_batches > 2
     assert found.sentence.startswith(
-        "Ranks wait 62% of the time (mean over ranks): 60% the bubble of 4 stages and 2 micro-batches, 2% messages or "
-        "other programs. "
+        "Ranks wait 62% of the time (mean over ranks): 60% in the bubble of 4 stages and 2 micro-batches, 2% for "
+        "messages or other programs. "
         f"{then.num_micro_batches} micro-batches instead of 2 would take the bubble from 60% to "
         f"{schedule_bubble(then):.0%}; predicted: "
     )
@@ -89,15 +89,17 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
 
 
 def test_the_parts_of_the_waiting_add_up_to_it_and_are_named() -> None:
-    told = "Ranks wait 73% of the time (mean over ranks): 60% the bubble of 4 stages and 2 micro-batches"
+    told = "Ranks wait 73% of the time (mean over ranks): 60% in the bubble of 4 stages and 2 micro-batches"
     taking_turns = explained(PIPELINE, in_pipeline(*[0.27] * 4, waiting=0.73, shares_cores=True))
-    assert taking_turns.sentence.startswith(f"{told}, 13% messages or waiting for one of 2 cores.")
+    assert taking_turns.sentence.startswith(f"{told}, 13% for messages or one of 2 cores.")
     several = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
-    assert several.sentence.startswith(f"{told}, 7% stages of unequal cost, 6% messages or other programs.")
+    assert several.sentence.startswith(
+        f"{told}, 7% for stages of unequal cost, 6% for messages or other programs."
+    )
 
 
 def test_the_slow_rank_of_a_pipeline_is_the_one_that_the_status_names() -> None:
-    said = "13% stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
+    said = "13% for stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
     about = {"waiting": 0.73, "uneven": 0.73, "straggler": slow(3, 2.5)}
     one_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.2, 0.5, **about))
     assert said in one_slow.sentence
@@ -353,7 +355,7 @@ def test_a_job_that_cannot_be_predicted_is_explained_without_a_change() -> None:
     job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW)
     found = explanation(step(*[parts(forward=0.4, sent=0.6)] * 2), job, lambda _job: None, cores=2)
     assert (found.cause, found.change) == ("communication", None)
-    assert found.sentence.endswith("No change of the job is predicted to make it faster.")
+    assert found.sentence.endswith("No change to the job is predicted to make it faster.")
 
 
 def test_there_is_no_step_before_all_ranks_have_recorded_one() -> None:

@@ -161,8 +161,8 @@ class TestTimeline:
     def test_it_is_also_there_in_words(self):
         text = _timeline.timeline_text(_timeline.timeline_info(self.trace))
         assert text == (
-            "run, step 1 (10 ms): on average, a rank spends 40% computing only, 40% communicating or waiting (20% "
-            "while also computing) and 20% idle."
+            "run, step 1 (10 ms): on average, a rank spends 40% computing only, 40% communicating or waiting "
+            "(including 20% in which it also computes) and 20% idle."
         )
 
     def test_the_window_never_spans_steps_that_were_not_recorded(self):

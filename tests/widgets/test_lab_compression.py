@@ -214,7 +214,7 @@ class TestPayoff:
     def test_the_loss_of_a_run_that_was_stopped_early_is_no_price(self):
         run, plain = self.ran(), self.ran("none", 0.3, 4.9, last_step=4)
         said = self.panel(run, [run, plain]).said.value
-        assert said.endswith("3 seeds: loss unchanged with AdamW, up to 0.5% higher is tolerated.</div>")
+        assert said.endswith("3 seeds: loss unchanged with AdamW (up to 0.5% higher is tolerated).</div>")
 
     @pytest.mark.parametrize(("method", "loss"), [("int8", 2.0), ("topk", 1.9), ("topk", 2.0)])
     def test_faster_steps_do_not_pay_off_if_the_loss_is_too_high_here_or_in_shipped_results(
@@ -228,7 +228,8 @@ class TestPayoff:
         )
         if method == "topk":
             assert (
-                "3 seeds: loss 19% higher than uncompressed with AdamW, up to 3% higher is tolerated." in said
+                "3 seeds: loss 19% higher than uncompressed with AdamW (up to 3% higher is tolerated)."
+                in said
             )
         else:
             assert "instead of 1.9: 5.3% higher. In runs of gpt-nano" in said
@@ -272,7 +273,7 @@ class TestPayoff:
             f"{duration_text(measured_s)}, can be compared once the job has also run without compression."
             in said
         )
-        assert "3 seeds: loss 2.9% lower than uncompressed with AdamW, up to 1% higher is tolerated." in said
+        assert "3 seeds: loss 2.9% lower than uncompressed with AdamW (up to 1% higher is tolerated)." in said
 
     def test_the_predicted_verdict_has_the_margin_and_the_tolerance_of_the_curve(self):
         said = self.panel(self.ran("topk")).said.value
@@ -307,7 +308,7 @@ class TestPayoff:
         assert panel.said.value == shown
         panel.want(self.ran("none"))
         assert (panel.said.value, panel.figure.layout.display) == ("", "none")
-        assert "once a compressed run in focus has ended" in panel.words.value
+        assert "once a selected run with compression has ended" in panel.words.value
 
     def test_another_focus_while_the_curve_is_drawn_shows_nothing_of_the_last_run(self, monkeypatch):
         panel, drawn = PayoffPanel(), figures.compression_speedup
@@ -322,7 +323,7 @@ class TestPayoff:
         panel.wait(60)
         assert (panel.said.value, panel.figure.layout.display, panel.found) == ("", "none", None)
         assert not panel.figure.traces
-        assert "once a compressed run in focus has ended" in panel.words.value
+        assert "once a selected run with compression has ended" in panel.words.value
 
     def test_the_lab_asks_when_a_run_has_ended_and_none_is_in_progress(self, make_lab, monkeypatch):
         lab, asked = make_lab(), []

@@ -116,7 +116,7 @@ class TestChoosing:
         assert (lab.name, lab.session, lab.is_running, lab.problem) == ("mlp-ring", None, False, "")
         assert not runs_root.exists()
         assert lab.definition().space == SPACE
-        assert "2 settings of mlp on digits" in lab.screen.settings.summary
+        assert "2 hyperparameters of mlp on digits" in lab.screen.settings.summary
         assert not lab.screen.settings.is_open
 
     def test_what_is_impossible_is_said_before_anything_runs(self, make_tuning_lab):

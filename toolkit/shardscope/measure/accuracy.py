@@ -179,9 +179,9 @@ def inside_text(runs: Iterable[PredictedRun]) -> str:
     if len(known) < FEWEST_COUNTED:
         errors = sorted(abs(run.error) for run in known)
         low, high = (f"{100 * error:.0f}" for error in (errors[0], errors[-1]))
-        times = "1 predicted step time" if len(known) == 1 else f"{len(known)} predicted step times"
+        times = "1 step-time prediction" if len(known) == 1 else f"{len(known)} step-time predictions"
         errors_text = f"an error of {high}" if low == high else f"errors of {low} to {high}"
-        return f"{times} so far on this machine, with {errors_text}%"
+        return f"{times} checked so far on this machine, with {errors_text}%"
     inside = sum(run.is_inside is True for run in known)
     return f"{inside} of {len(known)} step times on this machine inside their 90% prediction interval"
 

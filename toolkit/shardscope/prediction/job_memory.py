@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardscope.methods.strategies.pipeline import Pipeline
 
 _STATES = (
-    "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters with the model's buffers"
+    "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters include the model's buffers"
 )
 _TRACE = "one step traced on the meta device"
 _WORKSPACE = "workspaces of cuBLAS, in torch"
@@ -254,7 +254,7 @@ def _by_moments(  # noqa: PLR0917
         ("parameters", parameters, _STATES),
         ("optimizer", held.optimizer if states is None else float(states.optimizer[rank]), _STATES),
         ("activations at the peak", held.alive, _TRACE),
-        ("gradients and gathered at the peak", moving, _STATES),
+        ("gradients and gathered parameters at the peak", moving, _STATES),
         (_work_name(states), _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
         ("workspace", workspace, _WORKSPACE),

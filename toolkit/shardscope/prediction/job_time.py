@@ -389,7 +389,7 @@ def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Te
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),
         _term("schedule", scheduled * rates.stage_s, "micro-batches × time per micro-batch", rates, "schedule",
               micro_batches=scheduled),
-        _term("fixed cost", rates.step_s, "once a step", rates, "events, calls"),
+        _term("fixed cost", rates.step_s, "once a step", rates, "recording events, Python calls"),
     )  # fmt: skip
     return Term.total("idle", parts)
 

@@ -71,7 +71,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         self.status, self.problem, self.table = (widgets.HTML() for _ in range(3))
         self.tabs = widgets.Tab(list(self.views.values()), titles=tuple(self.views))
         self.again = widgets.Button(description="Time compression again", icon="refresh")
-        self.again.tooltip = "Time compression again, in case other programs slowed it down"
+        self.again.tooltip = "Measure the time of compression again, in case other programs slowed it down"
         self.again.on_click(self._guard.callback(self._time_again))
         self.views["Compression"].children += (self.again,)
         self._arrange()

@@ -111,7 +111,7 @@ def drop_text(node: int, step: int, seconds: float, timeout_s: float) -> str:
         seconds: Duration of the drop, in seconds.
         timeout_s: Time that a rank waits for another rank, in seconds.
     """
-    dropped = f"The link of node {node} carries no traffic for {seconds:g} s, {when_text(step)}."
+    dropped = f"The link of node {node} carries no traffic for {seconds:g} s, starting {when_text(step)}."
     if seconds < timeout_s:
         return f"{dropped} The other ranks wait until its messages arrive again."
     return f"{dropped} That exceeds the timeout of {timeout_s:g} s, so the run fails or restarts."

@@ -329,7 +329,7 @@ def incident_text(incident: Incident) -> str:
     fewer = f" on {plural(incident.after, 'rank')}" if 0 < incident.after < incident.before else ""
     return (
         f"{cause}, {noticed}; training continued{fewer} after "
-        f"{duration_text(incident.again_s - incident.failed_s)} from "
+        f"{duration_text(incident.again_s - incident.failed_s)}, from "
         f"{where if incident.resumed else 'the beginning'}, and {plural(incident.num_lost, 'finished step')} had to be "
         "repeated."
     )

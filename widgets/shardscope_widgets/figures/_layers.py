@@ -162,7 +162,7 @@ def _debt_words(info: LayersInfo) -> str:
         raises = "raises" if len(small) == 1 else "raise"
         said += (
             f"; {plural(len(small), 'layer')} above the threshold of {LATE:g} {raises} no alarm, because "
-            f"gradients below {CARRIES:.0%} of the whole can be sent late with little harm"
+            f"gradients with less than {CARRIES:.0%} of the whole gradient's norm can be sent late with little harm"
         )
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:

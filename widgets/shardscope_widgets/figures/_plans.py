@@ -51,7 +51,7 @@ REASON_NAMES = {
     "no job": "no job has this combination of settings",
     "does not fit": "does not fit in memory",
     "not timed": "step time not predicted",
-    "beaten": "slower and larger than the plans shown",
+    "beaten": "worse in both time and memory",
 }
 """Reasons of the planner as labels of the bars."""
 TIME_LOOKS = {
@@ -211,7 +211,7 @@ def _front(info: PlansInfo) -> dict[str, Any]:
 def _scatter_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=410, margin={"l": 8, "r": 12, "t": 52, "b": 8})
     figure.update_layout(
-        xaxis=theme.axis("step time and excess over the fastest plan (logarithmic)", type="log"),
+        xaxis=theme.axis("step time and excess over the fastest plan (log scale)", type="log"),
         yaxis=theme.axis("free memory per device, GiB"),
         legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
     )  # fmt: skip
@@ -358,7 +358,7 @@ def rejected(counts: Mapping[str, int]) -> Spec:
 def _rejected_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=60, margin={"l": 8, "r": 80, "t": 8, "b": 8}, showlegend=False)
     figure.update_layout(
-        xaxis=theme.axis("number of layouts left out (logarithmic)", type="log", dtick=2, tickangle=0),
+        xaxis=theme.axis("number of layouts left out (log scale)", type="log", dtick=2, tickangle=0),
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return dict(figure.to_plotly_json()["layout"])

@@ -162,7 +162,7 @@ def timeline_text(info: TimelineInfo) -> str:
         return "No step has finished yet."
     sent, idle = round(100 * info.shares.communication), round(100 * info.shares.idle)
     is_hidden = info.shares.hidden > 0.005
-    hidden = f" ({info.shares.hidden:.0%} while also computing)" if is_hidden else ""
+    hidden = f" (including {info.shares.hidden:.0%} in which it also computes)" if is_hidden else ""
     parts = [
         f"{100 - sent - idle}% computing{' only' * is_hidden}",
         f"{sent}% communicating or waiting{hidden}",

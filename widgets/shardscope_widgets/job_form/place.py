@@ -59,7 +59,11 @@ class PlaceChoices(t.HasTraits):
         values=named((OWN_SPEED, *PROCESSORS)),
     )
     racks = own_trait(
-        1, "Racks", "Number of racks, each with its own switch and equally many nodes.", least=1, most=50
+        1,
+        "Racks",
+        "Number of racks, each with its own switch and the same number of nodes.",
+        least=1,
+        most=50,
     )
     uplink = own_trait(
         "250 Mbit/s",

@@ -27,6 +27,8 @@ def allow(job: Job) -> None:
 def predict_button() -> widgets.Button:
     """Return a hidden button that asks for the permission."""
     button = widgets.Button(description="Predict it", icon="calculator")
-    button.tooltip = "Call this job's functions in this kernel, and trace one step on the meta device"
+    button.tooltip = (
+        "Predict this job: call its functions in this notebook kernel, and trace a step on the meta device"
+    )
     button.layout.display = "none"
     return button

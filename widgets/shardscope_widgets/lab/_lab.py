@@ -66,7 +66,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._title, self._problem, self._other = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._take = widgets.Button(
-            description="Use this job", tooltip="Reopen this tab with the job of the Run tab"
+            description="Use this job", tooltip="Reopen this tab with the Run tab's job"
         )
         self._offer = classed(widgets.HBox([self._other, self._take]), "ss-bar")
         self._tabs = widgets.Tab([widgets.VBox() for _ in TABS], titles=TABS, selected_index=TABS.index(tab))

@@ -104,8 +104,8 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     )
     freed_by_input = own_trait(
         0.0,
-        "Freed by backward for inputs",
-        "Fraction of the activations that the backward pass for inputs frees; the one for weights frees the rest.",
+        "Freed by the pass for inputs",
+        "Fraction of the activations that the backward pass for inputs frees; the pass for weights frees the rest.",
         least=0,
         most=1,
         step=0.05,

@@ -32,7 +32,7 @@ AGAIN_AFTER_S = 3.0
 _PATIENCE = 10
 _KEPT_STEPS = 400
 """Number of newest steps whose events are kept to explain a run."""
-_PRESS = "Set the form to this change and run it, after any run in progress"
+_PRESS = "Apply this change in the form and run the job, once any run in progress has ended"
 _QUEUED = "Will run when this run ends or is stopped"
 _QUEUED_LATER = "Will run when no run is in progress"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.measure.compression.curve import Worth
     from shardscope.runtime import Run
 
-_LATER = "The curve of step time against bandwidth is drawn once a compressed run in focus has ended."
+_LATER = "The curve of step time against bandwidth is drawn once a selected run with compression has ended."
 _WORKING = "Compression is being timed on this machine, to find out whether it paid off."
 _UNKNOWN = "Whether compression paid off is not known"
 _TIMED = (

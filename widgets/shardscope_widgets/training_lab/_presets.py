@@ -54,16 +54,16 @@ PRESETS = (
     ),
     Preset(
         "Make the network slow",
-        "On a link of 20 Mbit/s, ranks spend most of a step sending gradients. Choose another link under Where it "
-        "runs: its prediction appears at once, and the run starts again on that link.",
+        "On a link of 20 Mbit/s, ranks spend most of a step sending gradients. Choose another link under “Where it "
+        "runs”: its prediction appears at once, and the run starts again on that link.",
         _SLOW,
         _SLOW_PLACE,
         _SLOW_HERE,
     ),
     Preset(
         "Compress on the slow network",
-        "With topk, ranks send only the largest 1% of each gradient over the same slow link. When the run ends, the "
-        "lab says whether that paid off; the tab Compression shows on which links it would.",
+        "With topk, ranks send only the largest 1% of the entries of each gradient over the same slow link. When the "
+        "run ends, the lab says whether that paid off; the Compression tab shows on which links it would pay off.",
         _SLOW | {"compression": "topk"},
         _SLOW_PLACE,
         _SLOW_HERE,

@@ -71,9 +71,9 @@ def alike_text(predictions: Sequence[JobPrediction]) -> str:
     if not states.get(2) or states.get(2) != states.get(3):
         return ""
     return (
-        "ZeRO 2 and 3 hold equal states, because both also shard the parameters between steps. ZeRO 2 gathers them "
-        "once a step and keeps them whole until the backward pass ends, ZeRO 3 only while a layer uses them: the "
-        "difference is in what is gathered."
+        "ZeRO 2 and 3 hold equal model states, because here both shard the parameters between steps. ZeRO 2 gathers "
+        "them once per step and keeps them whole until the backward pass ends; ZeRO 3 keeps those of a layer whole "
+        "only while the layer runs, which lowers the peak."
     )
 
 

@@ -39,18 +39,19 @@ def plan_text(
         parallel: Number of trials that run at the same time.
     """
     job = definition.job
-    what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
+    searched = plural(len(definition.searched.parameters), "hyperparameter")
+    what = f"{searched} of {label_of(job.model)} on {label_of(job.data)}"
     length = f"{plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job"
     same = ", or the same number of samples at another batch size" if _scales_steps(definition) else ""
     each = f"Each trial is a real run: {length}{same}."
     if is_running:
-        return f"Searches {what}. {each}"
+        return f"Searches over {what}. {each}"
     if known >= trials:
-        return f"Searches {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
+        return f"Searches over {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
     goes = (
-        f"Searches {what}. The study has {known} of {trials} trials; Continue runs the others"
+        f"Searches over {what}. The study has {known} of {trials} trials; Continue runs the others"
         if known
-        else f"Searches {what} in {plural(trials, 'trial')}"
+        else f"Searches over {what} in {plural(trials, 'trial')}"
     )
     if trial_s is not None:
         in_turn = " if run one after another" if parallel > 1 else ""
@@ -200,7 +201,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
         notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:
-        return "Times are measured. To predict them for another link without new runs, tick “Another link”."
+        return "Times are measured. To predict those on another link without new runs, tick “Another link”."
     told = [
         f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no predicted time: {why}"
         for why, numbers in notes.items()

@@ -437,7 +437,7 @@ def _buffers(stages: _Stages, at: At) -> Term:
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
              {"N": ranks, "bytes per gradient": bucket_bytes(rows)} | flat,
              f"{ZERO}, stage 2" if layout.zero else source),
-        Term("gradient placeholders", at(blocks.placeholders), "bytes", "one tensor per distinct weight shape, / t",
+        Term("gradient placeholders", at(blocks.placeholders), "bytes", "(one tensor per distinct weight shape) / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
              "torch's cuBLAS workspaces for the forward and the backward thread"),

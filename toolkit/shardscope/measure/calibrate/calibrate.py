@@ -148,9 +148,9 @@ def _note(found: HostCalibration) -> str:
     if not found.was_busy:
         return ""
     return (
-        f"Other programs were running during the measurement (load {found.load_average:.1f}), so "
-        "constants may be too slow, and intervals include the faster steps of an idle machine; calibrate "
-        "again when it is idle."
+        f"Other programs were running during calibration (load {found.load_average:.1f}), so predicted steps "
+        "may be too slow; prediction intervals are widened to include the faster steps of an idle machine. "
+        "Calibrate again when the machine is idle."
     )
 
 

@@ -188,7 +188,7 @@ def _traffic_total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
-    "The peak is for these types together. The prediction's `memory`, {whole}, also counts the "
+    "This is the peak of these types combined. The prediction's `memory`, {whole}, also counts the "
     "batch, temporary tensors and gradients of activations, which runs do not record."
 )
 

@@ -252,7 +252,7 @@ class Worth(Shown):
             within = "" if self.pays else f", which is below {ERROR}"
             told = (
                 f"On {self.where}, a step takes {duration_text(chosen.step_s)} with {chosen.compression.label} instead "
-                f"of {duration_text(self.plain.step_s)}: {gain}{within} ({self.loss_of(chosen)})."
+                f"of {duration_text(self.plain.step_s)}: {gain}{within}; {self._its_loss(chosen)}."
             )
         else:
             told = f"On {self.where}, the uncompressed step of {duration_text(self.plain.step_s)} is the fastest."
@@ -261,9 +261,8 @@ class Worth(Shown):
                 next_best = min(packed, key=lambda step: step.step_s)
                 told += f" {next_best.compression.label} would be {faster_text(self.speedup(next_best))}."
         if best is not chosen:
-            its = self.loss_of(best)
-            its = f"its loss is {its.removeprefix('loss ')}" if its.startswith("loss ") else f"it {its}"
-            told += f" {best.compression.label} would be {faster_text(self.speedup(best))}, but {its}."
+            gain = faster_text(self.speedup(best))
+            told += f" {best.compression.label} would be {gain}, but {self._its_loss(best)}."
         return told
 
     @property
@@ -296,6 +295,10 @@ class Worth(Shown):
         if self.is_own:
             return f"the machine's own link ({bit_rate_text(self.link.bandwidth)})"
         return f"a link of {bit_rate_text(self.link.bandwidth)}, {duration_text(self.link.latency_s)}"
+
+    def _its_loss(self, step: PredictedStep) -> str:
+        told = self.loss_of(step)
+        return f"its loss is {told.removeprefix('loss ')}" if told.startswith("loss ") else f"it {told}"
 
     def loss_of(self, step: PredictedStep) -> str:
         """Return the effect of a step's method on the loss, with its tolerance, as text."""

@@ -70,8 +70,8 @@ def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool 
     Args:
         compression: The method.
         optimizer: Name of the optimizer.
-        with_tolerance: Whether to add the method's tolerance: ``loss 19% higher than uncompressed with AdamW, up to 3%
-            higher is tolerated``.
+        with_tolerance: Whether to add the method's tolerance: ``loss 19% higher than uncompressed with AdamW (up to 3%
+            higher is tolerated)``.
     """
     if not compression.is_on:
         return "loss unchanged"
@@ -79,7 +79,7 @@ def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool 
     percent, tolerance = increase_and_tolerance(compression, optimizer)
     if math.isnan(percent):
         return f"loss not measured with {column}"
-    limit = f", up to {tolerance:g}% higher is tolerated" if with_tolerance else ""
+    limit = f" (up to {tolerance:g}% higher is tolerated)" if with_tolerance else ""
     if math.isinf(percent):
         return f"diverges with {column}{limit}"
     if percent == 0:

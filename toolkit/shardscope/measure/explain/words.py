@@ -30,10 +30,10 @@ _LOSSES = {
     "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs are running.",
 }
 _IN_PIPELINE: dict[Cause, str] = {
-    "pipeline bubble": "the bubble of {stages} stages and {micro}",
-    "uneven stages": "stages of unequal cost",
-    "shared cores": "messages or waiting for one of {cores} cores",
-    "uneven steps": "messages or other programs",
+    "pipeline bubble": "in the bubble of {stages} stages and {micro}",
+    "uneven stages": "for stages of unequal cost",
+    "shared cores": "for messages or one of {cores} cores",
+    "uneven steps": "for messages or other programs",
 }
 """Causes of waiting in a pipeline; their shares add up to all of it."""
 _IN_VERDICT: dict[Cause, str] = {
@@ -62,7 +62,7 @@ _NO_REMEDY = {
     "shared cores": "Use a machine with one core for each rank.",
     "idle": "Look for code between the passes, such as logging, and close other programs.",
 }
-_NOTHING_PAYS = "No change of the job is predicted to make it faster."
+_NOTHING_PAYS = "No change to the job is predicted to make it faster."
 
 
 def nothing(share: float) -> str:

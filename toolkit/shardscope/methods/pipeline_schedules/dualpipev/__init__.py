@@ -18,7 +18,7 @@ class DualPipeV(PipelineSchedule):
 
     name = "dualpipev"
     title = "DualPipeV"
-    source = "DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, cut in half to form a V"
+    source = "DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1; its schedule, cut in half to form a V"
     year = 2024
     default_stages = 2
     least_stages = 2
