@@ -12,6 +12,8 @@ from torch import nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.stage_peaks import measured
+from shardscope.analytic.memory.sharded_stages import ShardedStages, states_of
+from shardscope.spec.model.step import ParameterRow, PipelinePiece, StepTrace
 from shardscope.spec.models import GPTConfig
 from shardscope.training.models import build_model
 
@@ -73,6 +75,34 @@ def test_ranks_of_sharded_stages_need_what_is_predicted(
     four: RankPool, tmp_path: Path, recompute: str, schedule: str, data: str
 ) -> None:
     hold(four, tmp_path, data, schedule, recompute)
+
+
+def odd_gpt() -> nn.Module:
+    """Its embedding and head have 257 rows, which two ranks cannot share equally."""
+    return build_model(GPTConfig(layers=2, hidden=64, heads=4, vocab=257, seq=16, ffn=128))
+
+
+def test_reductions_of_padded_gradients_need_what_is_predicted(four: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(
+        model=odd_gpt, data="python-source", world_size=4, device="cpu", optimizer="sgd",
+        record=ss.Record(messages_first=0), batch=ss.Batch(4, micro_batch=1),
+        strategy=ss.Strategy("mesh", data="zero-2", pipeline=2, stages=ss.Pipeline(schedule="1f1b", split="even")),
+    )  # fmt: skip
+    peaks, terms = four.run(measured(job), tmp_path), ss.predict(job).by_rank
+    assert terms is not None
+    for term, peak in zip(terms, peaks, strict=True):
+        assert 0.99 < term.value / peak < 1.06
+
+
+def test_reductions_leave_larger_shards_of_experts() -> None:
+    rows = [ParameterRow(unit=1, shape=(8, 10), is_expert=True), ParameterRow(unit=2, shape=(9, 20))]
+    pieces = [PipelinePiece(output_bytes=0, flops=0, stored_bytes=0, parameters=(place,)) for place in (0, 1)]
+    trace = StepTrace(
+        units=("", "0", "1"), parameters=tuple(rows), pieces=tuple(pieces), buffer_bytes=0, output_bytes=0, moments={}
+    )  # fmt: skip
+    states = states_of(trace, pieces, (), ShardedStages(2, 4, expert_ranks=2), element_bytes=1)
+    message = copy = 12 * 20  # nine rows, padded for four ranks
+    assert states.reduction() == (0, 8 * 10 / 2 + 9 * 20 + message + copy)
 
 
 @pytest.mark.weekly

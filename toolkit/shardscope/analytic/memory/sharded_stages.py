@@ -4,7 +4,8 @@ Each layer of a stage is a unit of FSDP2. It reduces a stage's gradients after e
 rank has the whole gradients of a stage only during the pass, and shards afterwards. With ZeRO 3, it frees a unit's
 parameters after the unit's forward pass, and those of a stage after its backward pass; with ZeRO 2, after the stage's
 last backward pass in a step. Unless ranks share buffers, parameters are copied from a message of the size of their
-unit, and gradients into one.
+unit, and gradients into one. In both cases `torch._chunk_cat` first makes a padded copy of each gradient whose first
+dimension is not divisible by the number of shards.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class StageStates(NamedTuple):
     unless the stage is sharded."""
     reduced: Mapping[int, float]
     """Gradients that are reduced, in the same way."""
+    copied: Mapping[int, float]
+    """The part of `reduced` of which padded copies are made, in the same way."""
+    freed: Mapping[int, float]
+    """Gradients without the shards that their reduction leaves, in the same way."""
     gradients: float
     """Gradients, without `whole`."""
     shards: float
@@ -100,15 +105,16 @@ class StageStates(NamedTuple):
         return now + sum(size for unit, size in self.units.items() if unit >= layer)
 
     def reduction(self) -> Alive:
-        """Return the peak of the reduction after a backward pass; nothing if it takes place in shared buffers."""
-        if self.sharded is None or not self.sends:
+        """Return the peak of the reduction after a backward pass; nothing if it allocates nothing."""
+        if self.sharded is None:
             return Alive()
-        gathered, gradients, peak = self.gathered, sum(self.reduced.values()), Alive()
+        gathered, gradients, peak = self.gathered, self.gradients, Alive()
         for unit in sorted(self.units):
             gathered -= self.units[unit]
-            now = Alive(gathered * self.frees, gradients + self.reduced[unit])
-            peak = max(peak, now, key=sum)
-            gradients -= self.reduced[unit] * (1 - 1 / self.sharded.ranks)
+            work = self.reduced[unit] * self.sends + self.copied[unit]
+            if work:
+                peak = max(peak, Alive(gathered * self.frees, gradients + work), key=sum)
+            gradients -= self.freed[unit]
         return peak
 
 
@@ -128,7 +134,7 @@ def states_of(
         sharded: How stages are sharded; None if they are whole.
         element_bytes: Bytes of one element.
     """
-    units, reduced, whole = dict[int, float](), dict[int, float](), dict[int, float]()
+    units, reduced, copied, freed, whole = (dict[int, float]() for _ in range(5))
     gradients = shards = whole_around = 0.0
     users: dict[int, list[int]] = {}
     for layer, piece in enumerate(pieces):
@@ -148,6 +154,9 @@ def states_of(
             continue
         size = float(element_bytes * padded_elements(row.shape, ranks))
         units[unit] = units.get(unit, 0.0) + size
-        reduced[unit] = reduced.get(unit, 0.0) + size * row.is_trained
-        shards += size * row.is_trained / ranks
-    return StageStates(sharded, units, reduced, gradients, shards, whole, whole_around)
+        padded = size * row.is_trained
+        reduced[unit] = reduced.get(unit, 0.0) + padded
+        copied[unit] = copied.get(unit, 0.0) + padded * (row.shape[0] % ranks > 0)
+        freed[unit] = freed.get(unit, 0.0) + gradient - padded / ranks
+        shards += padded / ranks
+    return StageStates(sharded, units, reduced, copied, freed, gradients, shards, whole, whole_around)
