@@ -70,3 +70,24 @@ def test_a_stack_of_layers_needs_what_is_predicted(two: RankPool, tmp_path: Path
     assert terms is not None
     for term, peak in zip(terms, peaks, strict=True):
         assert 0.985 < term.value / peak < 1.035
+
+
+def alternating() -> nn.Sequential:
+    """A model with layers without parameters."""
+    layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def test_a_stage_that_begins_without_parameters_needs_what_is_predicted(
+    two: RankPool, tmp_path: Path
+) -> None:
+    job = ss.Job(
+        model=alternating, data="digits", world_size=2, device="cpu", optimizer="sgd",
+        batch=ss.Batch(512, micro_batch=64), strategy=ss.Pipeline(schedule="1f1b", split=(4, 2)),
+    )  # fmt: skip
+    peaks = two.run(measured(job), tmp_path)
+    terms = ss.predict(job).by_rank
+    assert terms is not None
+    message = 64 * 256 * 4
+    for term, peak in zip(terms, peaks, strict=True):
+        assert 0.985 * peak - message < term.value < 1.035 * peak + message
