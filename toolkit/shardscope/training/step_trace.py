@@ -30,6 +30,7 @@ from shardscope.spec.model.step import (
     StepTrace,
 )
 from shardscope.training.data.batches import call
+from shardscope.training.equal_layers import LayerCall
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
@@ -376,13 +377,13 @@ def _piece_passes(
     found, held = list[_PiecePasses](), Storages()
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    before: object = None
+    before: LayerCall | None = None
     for _, layer in _layers(module, whole):
-        same = _signature(layer, x)
-        if same == before:  # such as the next of many blocks, whose passes and results would be the same
+        this = LayerCall(layer, x)
+        if before and this.equals(before):  # such as the next of many blocks, whose passes would be the same
             found.append(found[-1])
             continue
-        before, saved, given = same, Activations(held), x
+        before, saved, given = this, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
                 x = call(layer, tree_map_only(Tensor, _leaf, given))
@@ -403,19 +404,6 @@ def _piece_passes(
             _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples, split)
         )
     return found
-
-
-def _signature(layer: nn.Module, x: Any) -> object:
-    """Return what two layers in succession have in common if they run the same operations on tensors of equal sizes."""
-    tensors = [*layer.named_parameters(), *layer.named_buffers(), *(("", leaf) for leaf in leaf_tensors(x))]
-    sizes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
-    settings = [
-        (name, key, value)
-        for name, module in layer.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str)
-    ]
-    return type(layer), repr(layer), settings, sizes
 
 
 def _with_passes(
