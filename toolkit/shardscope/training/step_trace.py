@@ -360,8 +360,8 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
-    split: SplitPasses | None
-    """The same if the backward pass is split; None if no schedule can split it."""
+    split: SplitPasses | str
+    """The same if the backward pass is split; the error if that fails."""
 
 
 def _piece_passes(
@@ -413,7 +413,7 @@ def _with_passes(
     found = []
     for place, piece in enumerate(pieces):
         rows = {mode: every[place] for mode, every in passes.items()}
-        split = {mode: row.split for mode, row in rows.items() if row.split is not None}
+        split = {mode: row.split for mode, row in rows.items() if not isinstance(row.split, str)}
         found.append(
             piece.replace(
                 messages={mode: row.messages for mode, row in rows.items() if row.messages},
@@ -423,6 +423,7 @@ def _with_passes(
                 recompute={mode: (row.saved, row.recomputed) for mode, row in rows.items() if mode != "none"},
                 recompute_split={mode: each.grown for mode, each in split.items() if mode != "none"},
                 split={mode: each.memory for mode, each in split.items()},
+                not_split={mode: row.split for mode, row in rows.items() if isinstance(row.split, str)},
             )
         )
     return tuple(found)
