@@ -56,7 +56,8 @@ def split_passes(
         try:
             late = passes.run(outputs)
         except (RuntimeError, KeyError) as error:  # of PyTorch, or of the layer's own backward pass
-            return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+            cause = error.__cause__ or error
+            return f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0].rstrip(".")
         finally:
             for parameter in layer.parameters():
                 parameter.grad = None

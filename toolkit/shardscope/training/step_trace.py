@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -331,7 +331,7 @@ def _pieces(
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in _layers(module, whole):
-        x = tree_map_only(Tensor, _leaf, x)
+        x = tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, x))
         kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
 
@@ -386,7 +386,7 @@ def _piece_passes(
         before, saved, given = this, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _leaf, given))
+                x = call(layer, tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, given)))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
@@ -396,7 +396,7 @@ def _piece_passes(
 
         def forward(layer: nn.Module = layer, taken: Any = taken) -> Any:
             with autocast():
-                return call(layer, taken)
+                return call(layer, tree_map_only(Tensor, _result, taken))
 
         with passing(module, inputs):
             split = split_passes(layer, forward, leaf_tensors(taken), samples, scratch)
@@ -441,6 +441,23 @@ def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, .
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _result(tensor: Tensor) -> Tensor:
+    """Return the tensor as the result of a layer, which, unlike a leaf, the next layer may change in place."""
+    return cast("Tensor", _Result.apply(tensor)) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
+
+
+class _Result(Function):
+    """Identity function."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def _key(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Layers that run different operations are traced each, and those that run the same ones are traced once."""
+"""Layers of a pipeline that run different operations are traced each, and those that run the same ones once."""
 
 from __future__ import annotations
 
@@ -100,6 +100,14 @@ def test_equal_layers_are_traced_once_even_if_they_are_recomputed(monkeypatch: p
         ss.Job(model=lambda: build_model(config), data="python-source", recompute="full", batch=ss.Batch(4))
     )
     assert len(calls) == 2 * len(["embedding", "block", "head"])  # in two modes
+
+
+def test_a_layer_may_change_its_input_in_place() -> None:
+    plain, in_place = pieces(nn.ReLU)[2], pieces(partial(nn.ReLU, inplace=True))[2]
+    assert plain.stored_bytes == 2 * 64 * 4
+    assert in_place.stored_bytes == 64 * 4  # the input and the result are one
+    assert in_place.output_bytes == plain.output_bytes
+    assert in_place.split.keys() == plain.split.keys()
 
 
 @pytest.mark.parametrize(
