@@ -153,13 +153,21 @@ def test_messages_of_sleeping_ranks_wait_for_those_of_their_own_group() -> None:
     """Two groups of four tensor ranks rarely send at the same time, so their messages take as long as those of one."""
     cluster = ss.Cluster.emulated(nodes=1, per_node=8, flops="1 GFLOP/s")
     host = HostCalibration.shipped().replace(machine=HostMachine.here())
-    model = ss.Layout(data=2, tensor=4, micro_batch=4, global_batch=16)
-    job = ss.Job(model="gpt-nano", data="python-source", layout=model)
+    layout = ss.Layout(data=2, tensor=4, micro_batch=4, global_batch=16)
+    job = ss.Job(model="gpt-nano", data="python-source", layout=layout)
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 8, host, emulated=cluster)
     sent = Sent(np.full(8, 8), np.full(8, 3))
     assert rates.idle is not None
     assert rates.per_message_s("tensor:all_reduce", sent) == pytest.approx(rates.idle.at(4), rel=1e-3)
     assert rates.per_message_s("agreement", sent) == pytest.approx(rates.idle.at(8), rel=1e-3)
+    experts = ss.Job(
+        model="moe-nano",
+        data="python-source",
+        layout=ss.Layout(data=8, expert=4, micro_batch=2, global_batch=16),
+    )
+    rates = RankRates.of_this_machine(experts, [Work(1.0)] * 8, host, emulated=cluster)
+    groups = {axis: rates.axis_ranks[axis] for axis in ("data", "expert", "expert-data")}
+    assert groups == {"data": 8, "expert": 4, "expert-data": 2}
 
 
 @pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])

@@ -70,5 +70,7 @@ def test_a_stage_that_cannot_be_predicted_is_left_out():
 def test_why_two_stages_hold_equal_states_is_said():
     found = ss.predict(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2))
     stages = predicted_stages(found, ss.predict)
-    assert "ZeRO 2 and 3 hold equal model states, because here both shard the parameters" in alike_text(stages)
+    assert "ZeRO 2 and 3 hold equal model states, because here both shard the parameters" in alike_text(
+        stages
+    )
     assert alike_text(stages[:-1]) == ""

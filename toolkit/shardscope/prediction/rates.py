@@ -18,7 +18,7 @@ from shardscope.calibration.this_machine import core_speed
 from shardscope.machine import Place
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.passes import Passes, whole_passes
-from shardscope.runlog.axes import axis_groups, axis_of
+from shardscope.runlog.axes import EXPERT_DATA, axis_groups, axis_of
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_layout import IN_LAYOUTS
@@ -154,7 +154,6 @@ class RankRates(NamedTuple):
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
         sent = _messages(job, host, ranks, emulated, place, is_idle=is_idle)
-        shape = job.strategy.shape(job.world_size)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
@@ -177,7 +176,7 @@ class RankRates(NamedTuple):
             idle=sent.idle,
             network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
             latency_s=sent.latency_s,
-            axis_ranks={axis: len(axis_groups(shape, axis)[0]) for axis in shape},
+            axis_ranks=_axis_ranks(job),
             overlaps=limit_of(job, emulated) is not None,
         )
 
@@ -253,6 +252,14 @@ def shared_slowdown(host: HostCalibration, active: float, cores: float) -> float
 def active_ranks(work: Sequence[Work]) -> float:
     """Return the mean number of ranks that compute at the same time, given the work of each."""
     return sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
+
+
+def _axis_ranks(job: Job) -> dict[str, int]:
+    """Return the number of ranks in a group along each axis; empty if the ranks have one axis."""
+    shape = job.strategy.shape(job.world_size)
+    experts = int((job.strategy.degrees(job.world_size) or {}).get("expert", 1))
+    of_experts = {"expert": experts, EXPERT_DATA: job.num_state_ranks // experts} if experts > 1 else {}
+    return {axis: len(axis_groups(shape, axis)[0]) for axis in shape} | of_experts
 
 
 def _sleeps(emulated: EmulatedCluster | None) -> bool:
