@@ -169,7 +169,5 @@ def test_a_layer_whose_backward_pass_cannot_be_split_is_refused_after_the_first_
 
     assert predicted("1f1b", (2, 2)) is not None
     assert predicted("zb-h1", (3, 1)) is not None
-    with pytest.raises(
-        SpecError, match="PyTorch cannot split that of layer 3 of 4; use a schedule such as '1f1b'"
-    ):
+    with pytest.raises(SpecError, match=r"layer 3 of 4 \(.*checkpoint.*\); use a schedule such as '1f1b'"):
         predicted("zb-h1", (2, 2))

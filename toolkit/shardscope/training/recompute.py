@@ -78,7 +78,15 @@ def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> Non
     for module in modules:
         cls = type(module)
         if not issubclass(cls, _Recomputed):
-            module.__class__ = type(f"Recomputed{cls.__name__}", (_Recomputed, cls), {"_keep": keep})
+            module.__class__ = _recomputed(cls, keep)
+
+
+def _recomputed(cls: type[nn.Module], keep: Sequence[Any]) -> type[nn.Module]:
+    """Return the subclass of `cls` that is recomputed, the same for all modules of that class."""
+    for known in cls.__subclasses__():  # a cache would keep classes that nothing uses
+        if known.__bases__ == (_Recomputed, cls) and vars(known)["_keep"] == keep:
+            return known
+    return type(f"Recomputed{cls.__name__}", (_Recomputed, cls), {"_keep": keep})
 
 
 class _Recomputed(nn.Module):

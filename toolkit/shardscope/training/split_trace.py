@@ -35,8 +35,8 @@ def split_passes(
     inputs: Sequence[Tensor],
     samples: int,
     scratch: Callable[[Any, Any, Any], Sequence[Scratch]] = lambda *_: (),
-) -> SplitPasses | None:
-    """Run the passes of a layer whose backward pass is split; None if no schedule can split that of such a layer.
+) -> SplitPasses | str:
+    """Run the passes of a layer whose backward pass is split; return the error's first line if that fails.
 
     The results of the layer stay, as those that the next layer of a stage takes. So does its graph until the pass for
     weights, and during that unless the pass has then freed all later layers.
@@ -55,8 +55,9 @@ def split_passes(
             return SplitPasses(tuple(called))
         try:
             late = passes.run(outputs)
-        except (RuntimeError, KeyError):
-            return None
+        except (RuntimeError, KeyError) as error:  # of PyTorch, or of the layer's own backward pass
+            cause = error.__cause__ or error
+            return f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0].rstrip(".")
         finally:
             for parameter in layer.parameters():
                 parameter.grad = None

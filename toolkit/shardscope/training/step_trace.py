@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from shardscope.spec.model.step import (
     StepTrace,
 )
 from shardscope.training.data.batches import call
+from shardscope.training.equal_layers import LayerCall
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
@@ -330,7 +331,7 @@ def _pieces(
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in _layers(module, whole):
-        x = tree_map_only(Tensor, _leaf, x)
+        x = tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, x))
         kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
 
@@ -359,8 +360,8 @@ class _PiecePasses(NamedTuple):
     """Bytes saved by the forward pass."""
     recomputed: float
     """Bytes by which these grow in the backward pass, at most."""
-    split: SplitPasses | None
-    """The same if the backward pass is split; None if no schedule can split it."""
+    split: SplitPasses | str
+    """The same if the backward pass is split; the error if that fails."""
 
 
 def _piece_passes(
@@ -376,16 +377,16 @@ def _piece_passes(
     found, held = list[_PiecePasses](), Storages()
     held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    before: object = None
+    before: LayerCall | None = None
     for _, layer in _layers(module, whole):
-        same = _signature(layer, x)
-        if same == before:  # such as the next of many blocks, whose passes and results would be the same
+        this = LayerCall(layer, x)
+        if before and this.equals(before):  # such as the next of many blocks, whose passes would be the same
             found.append(found[-1])
             continue
-        before, saved, given = same, Activations(held), x
+        before, saved, given = this, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _leaf, given))
+                x = call(layer, tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, given)))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
@@ -395,7 +396,7 @@ def _piece_passes(
 
         def forward(layer: nn.Module = layer, taken: Any = taken) -> Any:
             with autocast():
-                return call(layer, taken)
+                return call(layer, tree_map_only(Tensor, _result, taken))
 
         with passing(module, inputs):
             split = split_passes(layer, forward, leaf_tensors(taken), samples, scratch)
@@ -405,19 +406,6 @@ def _piece_passes(
     return found
 
 
-def _signature(layer: nn.Module, x: Any) -> object:
-    """Return what two layers in succession have in common if they run the same operations on tensors of equal sizes."""
-    tensors = [*layer.named_parameters(), *layer.named_buffers(), *(("", leaf) for leaf in leaf_tensors(x))]
-    sizes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
-    settings = [
-        (name, key, value)
-        for name, module in layer.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str)
-    ]
-    return type(layer), repr(layer), settings, sizes
-
-
 def _with_passes(
     pieces: tuple[PipelinePiece, ...], passes: Mapping[RecomputeMode, Sequence[_PiecePasses]], samples: int
 ) -> tuple[PipelinePiece, ...]:
@@ -425,7 +413,7 @@ def _with_passes(
     found = []
     for place, piece in enumerate(pieces):
         rows = {mode: every[place] for mode, every in passes.items()}
-        split = {mode: row.split for mode, row in rows.items() if row.split is not None}
+        split = {mode: row.split for mode, row in rows.items() if not isinstance(row.split, str)}
         found.append(
             piece.replace(
                 messages={mode: row.messages for mode, row in rows.items() if row.messages},
@@ -435,6 +423,7 @@ def _with_passes(
                 recompute={mode: (row.saved, row.recomputed) for mode, row in rows.items() if mode != "none"},
                 recompute_split={mode: each.grown for mode, each in split.items() if mode != "none"},
                 split={mode: each.memory for mode, each in split.items()},
+                not_split={mode: row.split for mode, row in rows.items() if isinstance(row.split, str)},
             )
         )
     return tuple(found)
@@ -452,6 +441,23 @@ def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, .
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _result(tensor: Tensor) -> Tensor:
+    """Return the tensor as the result of a layer, which, unlike a leaf, the next layer may change in place."""
+    return cast("Tensor", _Result.apply(tensor)) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
+
+
+class _Result(Function):
+    """Identity function."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def _key(tensor: Tensor) -> int:

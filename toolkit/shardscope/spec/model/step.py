@@ -135,6 +135,8 @@ class PipelinePiece(Spec):
 
     split: dict[str, SplitBackward] = Field(default_factory=dict)
     """Memory of a split backward pass, by recomputation mode; without those modes in which PyTorch cannot split it."""
+    not_split: dict[str, str] = Field(default_factory=dict)
+    """The error of a split backward pass, by the other recomputation modes."""
 
     def saved(self, mode: str) -> float:
         """Return the bytes that the layer saves for the backward pass in a recomputation mode, for one sample."""

@@ -312,10 +312,13 @@ class Pipeline(Strategy):
         ends = [*accumulate(self.split_of(step))]
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         for place in range(ends[0], len(pieces)) if self.schedule.splits_backward else ():
-            if step.job.recompute not in pieces[place].split:
+            mode = step.job.recompute
+            if mode not in pieces[place].split:
+                reason = pieces[place].not_split.get(mode, "it was not traced")
                 raise SpecError(
                     f"schedule={self.schedule.name!r} splits the backward pass of all stages but the first, and "
-                    f"PyTorch cannot split that of layer {place + 1} of {len(pieces)}; use a schedule such as '1f1b'"
+                    f"PyTorch cannot split that of layer {place + 1} of {len(pieces)} ({reason}); use a schedule such "
+                    "as '1f1b'"
                 )
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
