@@ -30,12 +30,12 @@ def outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tup
     These are the outputs of stages, except that of the running micro-batch, which its gradient replaces. At the end of
     the model, these are the final norm's input and output, the logits, and the loss's log-probabilities in float32,
     under autocast also in 16 bits. Ranks with several stages hold these only for one micro-batch, or for two if
-    gradients of weights are delayed.
+    gradients of weights are delayed. The pass for inputs frees the logits and log-probabilities of a micro-batch.
     """
     recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
     tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
     logits = rows.model.vocab * tokens / rows.shape.tensor
-    per_logit = recipe.activation * (1 + is_autocast) + FLOAT32_BYTES
+    per_logit = _bytes_per_logit(rows)
     weights = recipe.copies * own.vocabulary * is_autocast
     normed = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
     at_end = one + normed + per_logit * logits + weights
@@ -48,7 +48,8 @@ def outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tup
     others, in_backward = _delayed(rows, own, held, one, once)
     has_two = held.head * (rows.pipeline.interleaved & splits)
     scores = recipe.activation * logits + one
-    return kept + others + has_two * (at_end + scores), in_backward + has_two * scores
+    kept += has_two * (at_end + scores - per_logit * logits)
+    return kept + others, in_backward + has_two * scores
 
 
 AGAIN_AT_ONCE = 4
@@ -75,7 +76,8 @@ def _delayed(
     copies = recipe.copies * own.matrices.dense / chunks * _is_autocast(rows)
     again = AGAIN_AT_ONCE * (share * rows.dense.again + copies) - rows.dense.again
     is_full = (rows.layouts.recompute == FULL) & (rows.layouts.recompute_layers == 0) & (count > 0)
-    return np.maximum(count - 1, 0.0) * one, np.minimum(count, 1.0) * one + again * is_full
+    freed = held.head * _bytes_per_logit(rows) * model.vocab * tokens / tensor * (chunks == 1)
+    return np.maximum(count - 1, 0.0) * (one - freed), np.minimum(count, 1.0) * one + again * is_full
 
 
 def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Floats:
@@ -98,6 +100,11 @@ def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Flo
     is_dual = (pipeline.head_at == 0) & ~is_v
     has_any = ~is_dual & ((held.embedding == 0) | (pipeline.chunks > 1))
     return np.asarray(np.minimum(count, held.in_flight * pipeline.chunks) * has_any)
+
+
+def _bytes_per_logit(rows: LayoutRows) -> float:
+    """Return the bytes of a logit and of its log-probability, which the loss saves."""
+    return rows.recipe.activation * (1 + _is_autocast(rows)) + FLOAT32_BYTES
 
 
 def _is_autocast(rows: LayoutRows) -> bool:
