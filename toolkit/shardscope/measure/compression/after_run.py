@@ -87,10 +87,12 @@ def _by_measurement(own: MeasuredStep, plain: MeasuredStep, worth: Worth, losses
 def _by_prediction(own: MeasuredStep, worth: Worth) -> str:
     """Return the verdict on the predicted steps, and what is needed to compare measured ones."""
     name, predicted = own.compression.label, worth.step_with(own.compression)
-    compare = f"he step measured with {name}, {duration_text(own.step_s)}, can be compared once the job has also run "
-    compare += "without compression."
+    later = (
+        f"step measured with {name}, {duration_text(own.step_s)}, can be compared once the job has also run without "
+        "compression."
+    )
     if predicted is None:
-        return f"Whether compression paid off is not known: t{compare}"
+        return f"Whether compression paid off is not known: the {later}"
     gain, within = worth.speedup(predicted), ""
     told = "compression does not pay off"
     if 1 / MARGIN < gain < MARGIN:
@@ -101,7 +103,7 @@ def _by_prediction(own: MeasuredStep, worth: Worth) -> str:
         )
     return (
         f"By prediction, {told}: a step takes {duration_text(predicted.step_s)} with {name} instead of "
-        f"{duration_text(worth.plain.step_s)}, {faster_text(gain)}{within}. T{compare}"
+        f"{duration_text(worth.plain.step_s)}, {faster_text(gain)}{within}. The {later}"
     )
 
 
