@@ -72,8 +72,9 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
-    if along is not None and (peaks := _in_a_pipeline(step, along)) is not None:
-        return [
+    if along is not None:
+        peaks = _in_a_pipeline(step, along)
+        return None if peaks is None else [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
                 ("optimizer", float(states.optimizer[rank]), _STATES),
@@ -172,7 +173,7 @@ def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
     peaks = pipeline_peaks(
         along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded, keeps_gradients=stage == 1
     )
-    return peaks and [each for each in peaks for _ in range(copies)]
+    return [each for each in peaks for _ in range(copies)]
 
 
 def _activations(step: JobStep) -> list[float] | None:
