@@ -268,6 +268,16 @@ def test_one_slow_rank_is_named() -> None:
     )
 
 
+def test_a_named_rank_computes_as_much_longer_as_its_alarm_says() -> None:
+    """The alarm compares medians of steps, which other ranks' pauses do not move."""
+    fast = parts(forward=0.4, sent=0.6)
+    measured = step(fast, fast, parts(forward=0.9, sent=0.1), waiting=0.35, straggler=slow(2, 1.9))
+    assert (
+        "rank 2, which computes 1.9 times as long"
+        in explained(ss.Job(**GPT, world_size=3, batch=48), measured).sentence
+    )
+
+
 def test_a_straggler_on_a_slow_node_is_told_what_shares_by_speed_gain() -> None:
     """Three nodes, one of half the speed, do the work of 2.5, and at the speed of the slowest that of 1.5."""
     job = ss.Job(**GPT, world_size=3, batch=60)

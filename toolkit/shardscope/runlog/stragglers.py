@@ -210,7 +210,7 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
     if role.startswith(_STAGE):
         return (
             f"{role} (rank {found.rank}) is the bottleneck: it is {is_slower}, and {waits}; give it fewer layers with "
-            "split=(...), or divide the layers by each rank's speed with split='speed'"
+            "split=(...) or split='speed'"
         )
     own, *other = samples
     more, remedy = "", known.remedy

@@ -201,9 +201,8 @@ class PlannerScreen:
         self.flags.layout.display = None
         self.flags.title, self.flags.text = config.trainer, config.command
         told = "".join(note_html(as_in_form(remark)) for remark in config.remarks)
-        self.remarks.value = (
-            f"<details open><summary>Settings to add, and differences from the plan</summary>{told}</details>"
-        )
+        title = "Before you run it: what to add, and what differs from the plan"
+        self.remarks.value = f"<details open><summary>{title}</summary>{told}</details>"
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""

@@ -93,7 +93,7 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         axes=_axes(step, loss.rank),
         role=step.roles[loss.rank] if step.roles else "",
         more=_relative(step.sent_bytes, loss.rank),
-        longer=_relative(step.computed, loss.rank),
+        longer=_longer(step, loss.rank),
         others=_others(step),
         world_size=job.world_size,
         cores=cores,
@@ -107,6 +107,12 @@ def _hidden(loss: Loss, step: MeasuredStep) -> str:
         return ""
     part = "all of it" if both > loss.share - _VISIBLE else f"{both:.0%}"
     return f", {part} while ranks also compute"
+
+
+def _longer(step: MeasuredStep, rank: int) -> str:
+    """Return how many times longer than the other ranks a rank computes: what its alarm says, if it has one."""
+    named = step.straggler
+    return _relative(step.computed, rank) if named is None else f"{named.value:.2g} times"
 
 
 def _others(step: MeasuredStep) -> str:
@@ -139,8 +145,8 @@ def _pipeline_text(found: Sequence[Loss], step: MeasuredStep, job: Job, cores: i
         for cause, name in _IN_PIPELINE.items()
     }
     if step.straggler is not None:
-        longer = f"{step.straggler.value:.2g} times as long as {_others(step)}"
-        names["uneven stages"] += f" (rank {step.straggler.rank} computes {longer})"
+        rank = step.straggler.rank
+        names["uneven stages"] += f" (rank {rank} computes {_longer(step, rank)} as long as {_others(step)})"
     waits = _waits(found)
     parts = ", ".join(f"{percent}% {names[cause]}" for cause, percent in waits.items())
     return f"Ranks wait {sum(waits.values())}% of the time (mean over ranks): {parts}."
@@ -237,6 +243,8 @@ def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> s
     """Return the sentence on how a change affected the largest loss; empty if the loss cannot be compared."""
     if before.pipeline is not None and after.pipeline is not None:
         old, new = (_waits(losses(step)) for step in (before, after))
+        if not old and not new:
+            return ""
         parts = ", ".join(
             f"{new.get(cause, 0)}% {what} ({old.get(cause, 0)}% before)"
             for cause, what in _IN_VERDICT.items()
