@@ -12,6 +12,8 @@ import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import SHORT_TEXT
 from shardscope.analytic.communication.experts import all_to_alls
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.spec.units import seconds_text
 
 EXPERTS, LAYERS = 8, 4
 SKEWED = (0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05)
@@ -82,7 +84,7 @@ def test_loads_that_do_not_fit_are_refused(model: str, layout: ss.Layout, loads:
 
 
 def skewed_model() -> nn.Module:
-    """A model whose routers prefer the first experts, and hardly learn."""
+    """A model whose routers hardly learn; each prefers other experts, and late ones more so."""
     import torch
 
     from shardscope.spec.mixture import RoutedMixture
@@ -91,25 +93,58 @@ def skewed_model() -> nn.Module:
     from shardscope.training.models.mixture import experts_of
 
     mixture = RoutedMixture(experts=8, active=2, ffn=256, balance=0, router_bias=True)
-    model = build_model(GPTConfig(layers=2, hidden=64, heads=4, mixture=mixture))
+    model, preferred = build_model(GPTConfig(layers=4, hidden=64, heads=4, mixture=mixture)), [1.5, 1.0, 0.5]
     with torch.no_grad():
-        for _, layer in experts_of(model):
-            layer.router.bias.copy_(torch.tensor([1.5, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]))
+        for number, (_, layer) in enumerate(experts_of(model)):
+            layer.router.bias.copy_(
+                torch.tensor([*preferred, *[0.0] * 5]).roll(2 * number) * (0.3 + 0.3 * number)
+            )
     return model
 
 
+def mesh(expert: int = 2, schedule: str | None = None, **settings: Any) -> Mesh:
+    if schedule is None:
+        return Mesh(expert=expert, **settings)
+    virtual = 2 if schedule == "interleaved" else 1
+    stages = ss.Pipeline(schedule=schedule, virtual_stages=virtual, split="even")
+    return Mesh(expert=expert, pipeline=2, stages=stages, **settings)
+
+
 @pytest.mark.slow
-def test_a_step_with_a_skewed_router_takes_as_long_as_predicted_from_its_recorded_loads() -> None:
+@pytest.mark.parametrize(
+    ("world_size", "strategy", "recompute"),
+    [
+        (4, mesh(), "none"),
+        (4, mesh(schedule="1f1b"), "none"),
+        pytest.param(4, mesh(4), "none", marks=pytest.mark.weekly),
+        pytest.param(4, mesh(schedule="interleaved", data="zero-1"), "none", marks=pytest.mark.weekly),
+        pytest.param(4, mesh(schedule="zb-h1"), "none", marks=pytest.mark.weekly),
+        pytest.param(8, mesh(schedule="gpipe"), "full", marks=pytest.mark.weekly),
+        pytest.param(8, mesh(4, schedule="1f1b", data="zero-1"), "none", marks=pytest.mark.weekly),
+    ],
+    ids=lambda value: f"{value.label}-{value.stages.label}" if isinstance(value, Mesh) else str(value),
+)
+def test_a_step_with_skewed_routers_takes_as_long_as_predicted_from_its_recorded_loads(
+    world_size: int, strategy: Mesh, recompute: str
+) -> None:
     """On a short text: an evaluation takes emulated ranks as long as many steps."""
     needs_namespaces()
+    cluster = ss.Cluster.emulated(
+        world_size // 2, "100 Mbit/s", per_node=2, flops="400 MFLOP/s", memory_bandwidth="2 GB/s"
+    )
     job = ss.Job(
-        model=skewed_model, data=SHORT_TEXT, layout=LAYOUT, steps=6, eval_every=None,
-        optimizer=ss.Optimizer("adamw", lr=1e-6),
+        model=skewed_model, data=SHORT_TEXT, strategy=strategy, world_size=world_size, recompute=recompute, steps=4,
+        batch=ss.Batch(2 * world_size, micro_batch=2), eval_every=None, optimizer=ss.Optimizer("adamw", lr=1e-6),
     )  # fmt: skip
-    run = ss.launch(job, CLUSTER).wait(120)
+    run = ss.launch(job, cluster).wait(180)
     measured = min(run.metrics()["step_time_s"][1:])  # other programs only make steps longer
-    usual = ss.predict(job, CLUSTER).step_time_s
-    found = ss.predict(job, CLUSTER, expert_loads=run.reduced().experts.loads).step_time_s
-    print(f"measured {measured:.3f} s, predicted {found:.3f} s, with an even load {usual:.3f} s")
-    assert found == pytest.approx(measured, rel=0.1)
+    usual = ss.predict(job, cluster).step_time_s
+    found = ss.predict(job, cluster, expert_loads=run.reduced().experts.loads)
+    simulated = ss.simulate.predicted(found).step_time_s
+    print(f"measured {measured:.3f} s, predicted {found.step_time_s:.3f} s, simulated {simulated:.3f} s, "
+          f"with an even load {usual:.3f} s")  # fmt: skip
+    assert found.step_time_s == pytest.approx(measured, rel=0.1)
+    assert simulated == pytest.approx(measured, rel=0.1)
     assert usual < 0.85 * measured
+    (told,) = [note for note in ss.compare(run).notes if "run's own load, a step" in note]
+    assert seconds_text(found.step_time_s) in told

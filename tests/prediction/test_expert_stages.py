@@ -13,8 +13,9 @@ from conformance.ranks import RankPool
 from prediction.ranks_of import hold_compared, hold_states, hold_traffic, run_on
 from prediction.test_expert_axis import A2A, RING, even, job_of, mesh, routed, sent
 from shardscope.analytic.job_step import JobStep
-from shardscope.errors import SpecError
+from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.traced import traced
+from shardscope.simulator.step import step_events_of
 
 ZERO_1 = ss.Zero1(bucket_mb=0.02)
 
@@ -131,7 +132,44 @@ def test_a_simulated_pipeline_of_experts_sends_what_is_predicted() -> None:
     assert found.step_time_s == pytest.approx(ss.simulate.predicted(found).step_time_s, rel=0.2)
 
 
-def test_uneven_loads_in_stages_are_refused_in_a_sentence() -> None:
-    job = job_of("moe-nano", staged(), batch=ss.Batch(16, micro_batch=2))
-    with pytest.raises(SpecError, match="expert_loads is not available for a job with a pipeline"):
-        ss.predict(job, expert_loads=[[1 / 8] * 8])
+SKEWED, EVEN = (0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05), (1 / 8,) * 8
+EARLY, LATE = [SKEWED, SKEWED, EVEN, EVEN], [EVEN, EVEN, SKEWED, SKEWED]
+CLUSTER = ss.Cluster.emulated(4, "1 Gbit/s", flops="400 MFLOP/s", memory_bandwidth="2 GB/s")
+
+
+def of_loads(strategy: ss.Strategy, loads: Any = None) -> JobPrediction:
+    job = job_of("moe-nano", strategy, batch=ss.Batch(16, micro_batch=2))
+    found = ss.predict(job, CLUSTER, expert_loads=loads)
+    assert isinstance(found, JobPrediction)
+    return found
+
+
+def extra_flops(strategy: ss.Strategy, loads: Any) -> list[float]:
+    """FLOPs by which a forward pass of a sample takes each rank longer than with an even load."""
+    uneven, usual = of_loads(strategy, loads), of_loads(strategy)
+    works = (each.job.strategy.work(each.step) for each in (uneven, usual))
+    return [
+        (one.computing - other.computing) * usual.found.table.flops for one, other in zip(*works, strict=True)
+    ]
+
+
+def test_each_stage_computes_for_the_fullest_experts_of_its_own_layers() -> None:
+    of_layer = (
+        (2 * (0.3 + 0.2 + 0.1 + 0.1) - 1) * 64 * 2 * 2 * 2 * 64 * 128
+    )  # tokens, choices, and two products
+    for loads, stages in ((EARLY, (1, 0)), (LATE, (0, 1)), ([SKEWED], (1, 1))):
+        expected = [2 * of_layer * share for share in stages for _ in range(2)]
+        assert extra_flops(staged(), loads) == pytest.approx(expected, rel=1e-6, abs=1)
+    assert max(extra_flops(mesh(RING), LATE)) == pytest.approx(2 * of_layer, rel=1e-6)  # without stages
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1", "zbv"])
+def test_uneven_stages_take_as_long_as_simulated_and_send_what_is_predicted(schedule: str) -> None:
+    usual, even_load, *uneven = (
+        of_loads(staged(schedule=schedule), loads) for loads in (None, [EVEN], EARLY, LATE)
+    )
+    assert even_load.step_time_s == pytest.approx(usual.step_time_s, rel=1e-12)
+    for each in uneven:
+        assert each.step_time_s > 1.05 * usual.step_time_s
+        assert ss.simulate.predicted(each).step_time_s == pytest.approx(each.step_time_s, rel=0.01)
+        assert step_events_of(each).sent_bytes == each.sent_bytes.tolist()

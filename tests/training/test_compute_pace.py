@@ -192,3 +192,43 @@ def test_an_update_takes_its_bytes_at_the_stated_rate(slept: list[float]) -> Non
     with pace(slowdown=3.0).update(5):
         computing(1.0)
     assert slept == [4.0, 2.0]
+
+
+def test_a_part_with_other_flops_in_each_pass_sleeps_before_other_ranks_get_its_results(
+    slept: list[float],
+) -> None:
+    """A pass as a whole takes its usual FLOPs and those of its part, and its backward pass twice as many."""
+    found = pace(flops=FLOPS)
+    with found.forward(0):
+        product()
+        found.begin_part()
+        found.end_part(FLOPS / 2, is_forward=True)  # half of the product
+    with found.forward(0):
+        found.begin_part()
+        computing(0.25)
+        found.end_part(1.5 * FLOPS, is_forward=True)
+        computing(0.25)
+    with found.exchanging_backward(lambda: math.inf):
+        found.begin_part()
+        computing(0.5)
+        found.end_part(1.5 * FLOPS, is_forward=False)
+    assert slept == [1.0, 1.25, 0.25, 2.5, 1.0]
+    assert found.take_late() == 0.0
+    found.end_part(FLOPS, is_forward=True)  # of an evaluation, which is not emulated
+    assert len(slept) == 5
+
+
+def test_parts_of_split_backward_passes_take_as_long_as_one_forward_pass(slept: list[float]) -> None:
+    found = pace(flops=FLOPS)
+    with found.queued(1, 1, PassSpan(0.0)):
+        product()
+        found.end_part(FLOPS / 2, is_forward=True)
+    found.begin_queue()
+    spans = [PassSpan(0.0) for _ in range(3)]
+    for is_forward, times in zip((True, False, None), spans, strict=True):  # forward, for inputs, for weights
+        with found.queued(1, 1, times):
+            found.begin_part()
+            if is_forward is not None:
+                found.end_part(FLOPS, is_forward=is_forward)
+    assert slept == [1.0, 1.0, 0.5, 1.0, 0.5, 1.5]
+    assert [each.end - each.start for each in spans] == [1.5, 1.5, 1.5]

@@ -167,6 +167,43 @@ def test_copies_stay_equal_to_the_bit_with_compressed_gradients(
         assert len({*copies}) == 1
 
 
+class _Scaled(nn.Module):
+    """A linear layer whose weight other layers may use too."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(nn.functional.linear(x, self.weight))
+
+
+def _tied_in_the_middle() -> nn.Module:
+    torch.manual_seed(0)
+    shared, own = (nn.Parameter(torch.randn(16, 16) / 4) for _ in range(2))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), _Scaled(shared), _Scaled(own), _Scaled(shared), nn.Linear(16, 10)
+    )
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("data", "schedule"),
+    [("zero-3", "1f1b"), *(pytest.param(*each, marks=pytest.mark.weekly) for each in [
+        ("zero-2", "zb-h1"), ("zero-1", "1f1b"), ("zero-2", "interleaved"), ("zero-3", "zbv")
+    ])],
+)  # fmt: skip
+def test_stages_with_a_tied_weight_follow_one_process(
+    pool: RankPool, tmp_path: Path, data: str, schedule: str
+) -> None:
+    fields: dict[str, Any] = {"model": _tied_in_the_middle, "data": "digits", "steps": 3, "clip_norm": 0.5}
+    split = (3, 3) if schedule in ("1f1b", "zb-h1") else (2, 1, 2, 1)
+    ours = job(
+        strategy=mesh(data, schedule, split=split), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields
+    )
+    hold_losses(pool, tmp_path, ours)
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("changes_targets", "told"),

@@ -48,6 +48,8 @@ class JobStep:
         expert_loads: Fraction of the choices of a rank's tokens that each expert gets, by layer with experts; empty for
             an even load.
         flops: FLOPs of a rank's forward pass for one sample, with an even load of experts; 0 if not known.
+        extra_flops: FLOPs of the forward pass of each layer of a pipeline for one sample, on the rank whose experts get
+            the most tokens, in addition to those with an even load; empty for an even load.
         normed: Parameters whose norms the ranks sum, if they share only some parameters of a model whose experts are on
             different ranks: all of the model's on data ranks, and none on those that have the same experts. None if
             they share all parameters.
@@ -68,6 +70,7 @@ class JobStep:
     passes: tuple[tuple[StagePass, ...], ...] = ()
     expert_loads: tuple[tuple[float, ...], ...] = ()
     flops: float = 0.0
+    extra_flops: tuple[float, ...] = ()
     normed: tuple[ParameterRow, ...] | None = None
 
     def slow(self, rank: int) -> float:

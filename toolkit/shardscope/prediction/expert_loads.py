@@ -10,15 +10,9 @@ from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.mesh import Mesh
 from shardscope.methods.strategies.mesh.expert_axis import layers_of
 from shardscope.prediction.traced import Traced
-from shardscope.spec import Job
 
 _DIGITS = 1e-6
 """Largest sum of fractions above 1, by rounding."""
-
-
-def takes_loads(job: Job) -> bool:
-    """Return whether the step of a job can be predicted with loads of experts: not if stages have its layers."""
-    return int((job.strategy.degrees(job.world_size) or {}).get("pipeline", 1)) == 1
 
 
 def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -> JobStep:
@@ -29,13 +23,8 @@ def with_loads(step: JobStep, found: Traced, loads: Sequence[Sequence[float]]) -
             "expert_loads has no effect on a job without an expert axis, whose ranks all hold all experts; omit it, or "
             "give for example layout=ss.Layout(data=4, expert=4, ...)"
         )
-    if not takes_loads(step.job):
-        raise SpecError(
-            "expert_loads is not available for a job with a pipeline, whose stages have the layers with experts; omit "
-            "it, or give a layout with pipeline=1"
-        )
     found_layers = layers_of(mesh, step)
-    assert found_layers is not None  # without stages, all layers are in one trace
+    assert found_layers is not None
     experts, layers = found_layers.experts, found_layers.num_layers
     try:
         rows = [tuple(float(each) for each in row) for row in loads]

@@ -229,6 +229,11 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
 def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | None:
     """Return the term for all collectives, with one part for each; None if there are none."""
     parts = _parts(traffic, rates, loads_of(step, traffic, rates))
+    if not step.expert_loads:
+        parts = [
+            replace(part, source=f"{part.source}; {_EVEN_LOAD}") if part.name == TOKENS else part
+            for part in parts
+        ]
     return Term.total("communication", tuple(parts)) if parts else None
 
 
@@ -342,8 +347,6 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
     source = (
         "messages travel while ranks compute" if is_sent_ahead else "time of the slowest rank; no overlap"
     )
-    if name == TOKENS:
-        source = f"{source}; {_EVEN_LOAD}"
     return _term(
         name, float(seconds[rank]) + hops * rates.latency_s, f"bytes / bandwidth + {_FIXED[rates.latency_s > 0]}",
         rates, source, bytes=float(sent.busiest[rank]),
@@ -370,8 +373,6 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
         return _term(name, fixed_s, fixed, rates, "no bytes", messages=messages, **_latency(hops, rates))
     link = load.busiest(network)
     source = f"busiest link: {network.names[link]}"
-    if name == TOKENS:
-        source = f"{source}; {_EVEN_LOAD}"
     carried = "time of all levels" if load.is_bound else "bytes / bandwidth"
     return _term(
         name, load.seconds + fixed_s, f"{carried} + {fixed}", rates, source,

@@ -4,6 +4,9 @@ The time of a pass on that processor is determined in one of two ways. If the no
 of the pass divided by the FLOP/s, regardless of the load on this machine's cores; the FLOPs are counted in the first
 forward pass. Otherwise, it is the CPU time of the pass, multiplied by the node's slowdown.
 
+A pass sleeps at its end. With given FLOP/s, it also sleeps within layers, after each part that has other FLOPs on other
+ranks and in other passes, such as a rank's own experts, before other ranks get the results of this part.
+
 The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the previous pass
 has ended and its own input has arrived, even if this process is still busy between the passes. It takes longer by the
 time for which it waits for other ranks, as for those that hold the other parts of its layers.
@@ -21,6 +24,9 @@ from typing import NamedTuple
 from shardscope.spec import Job
 from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import clock
+
+_GRADIENTS = 2.0
+"""FLOPs of a backward pass relative to the forward pass, without recomputation."""
 
 
 class _Spent(NamedTuple):
@@ -70,6 +76,10 @@ class ComputePace:
         self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
         self._backward_passes = job.backward_passes
         self._flops: dict[int, float] = {}
+        self._usual_flops: dict[int, float] = {}  # without those of parts that differ from pass to pass
+        self._part_flops: float | None = None  # of such parts in this pass, if it has any
+        self._part_at = 0.0
+        self._gradients: float | None = None  # None outside passes
         self._waited_s = self._late_s = self._last_computing = 0.0
         self._due: _Due | None = None
         self._has_held = False
@@ -108,16 +118,56 @@ class ComputePace:
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
         """Return a context manager around a forward pass of a stage; at its end, it sleeps for the remaining time."""
-        if self._node.flops is None or stage in self._flops:
-            with self._lasting(self._pass_s(stage)):
+        if self._node.flops is None:
+            with self._lasting(None):
                 yield
+            return
+        if stage in self._flops:
+            spent = self._watch()
+            with self._in_parts(stage, 1):
+                yield
+            self._sleep((self._pass_s(stage) or 0.0) - spent().elapsed, can_be_late=True)
             return
         from shardscope.training.flops import flop_counter  # a slow import, needed only here
 
+        self._part_flops = None
         with flop_counter() as counter:
             yield
         self._flops[stage] = float(counter.get_total_flops())
+        self._usual_flops[stage] = self._flops[stage] - (self._part_flops or 0.0)
         time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
+
+    def begin_part(self) -> None:
+        """Mark the start of a part of a layer whose FLOPs differ between ranks and passes."""
+        self._part_at = clock.now()
+
+    def end_part(self, flops: float, *, is_forward: bool) -> None:
+        """Sleep until the part since `begin_part` has ended on the emulated processor; the pass sleeps less at its end.
+
+        Args:
+            flops: FLOPs of the part in a forward pass.
+            is_forward: Whether it was computed forward, possibly again in a backward pass.
+        """
+        if is_forward:
+            self._part_flops = (self._part_flops or 0.0) + flops
+        if self._gradients is not None and self._node.flops is not None:
+            times = self._slowdown * (1.0 if is_forward else self._gradients)
+            self._sleep(self._part_at + times * flops / self._node.flops - clock.now(), can_be_late=False)
+
+    @contextmanager
+    def _in_parts(self, stage: int, passes: float) -> Iterator[None]:
+        """Return a context manager around a pass of a stage, in which `end_part` sleeps; arguments as of `queued`.
+
+        After a forward pass, the FLOPs of the stage are those of this pass, also for backward passes.
+        """
+        recomputed = self._backward_passes - _GRADIENTS
+        self._part_flops, self._gradients = None, max(0.0, passes - recomputed)
+        try:
+            yield
+        finally:
+            self._gradients = None
+        if passes == 1 and self._part_flops is not None:
+            self._flops[stage] = self._usual_flops[stage] + self._part_flops
 
     def recount(self) -> None:
         """Discard the FLOP counts of all passes, because the micro-batch size changes; the next passes are counted."""
@@ -143,7 +193,9 @@ class ComputePace:
             self._free_at = clock.now()
             return
         times.start, waited = max(self._free_at, self.arrived_at), self._waited_s
-        yield
+        with self._in_parts(stage, passes):
+            yield
+        wanted = self._pass_s(stage, passes) or 0.0  # with the parts of this pass
         self._free_at = times.start + wanted + self._waited_s - waited
         late = clock.now() - self._free_at
         self._sleep(-late, can_be_late=True)
@@ -169,7 +221,8 @@ class ComputePace:
         due = None if wanted is None else _Due(start + wanted)
         self._due, self._has_held, self.backward_end = due, False, None
         try:
-            yield
+            with self._in_parts(0, self._backward_passes):
+                yield
         finally:
             self._due = None
         elapsed, self._last_computing = spent()

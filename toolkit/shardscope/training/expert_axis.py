@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training.compute_pace import ComputePace
 from shardscope.training.places import places_of
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import with_adjoint
@@ -36,26 +37,49 @@ class ExpertAxis(TensorAxis):
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
 
-    def dispatch_and_combine(self, tokens: Tensor, counts: list[int], compute: Compute) -> Tensor:
+    def dispatch_and_combine(
+        self, tokens: Tensor, counts: list[int], compute: Compute, token_flops: float
+    ) -> Tensor:
         """Return the outputs of the experts of all ranks for this rank's tokens, in the same order.
 
         Args:
             tokens: Tokens `(R, hidden)` of this rank, sorted by expert.
             counts: Number of tokens for each of the E experts.
             compute: Function of this rank's own experts.
+            token_flops: FLOPs of `compute` for one token.
         """
         taken = self._exchange_counts(counts, tokens.device)
         own = len(counts) // self.size
         sent = [sum(counts[at : at + own]) for at in range(0, len(counts), own)]
         received = [sum(row) for row in taken]
-        dispatch = partial(self._rows, sent=sent, received=received)
-        combine = partial(self._rows, sent=received, received=sent)
-        arrived = with_adjoint(tokens, dispatch, combine)
+        dispatch = partial(self._dispatch, sent=sent, received=received)
+        combine = partial(self._combine, sent=received, received=sent, flops=sum(received) * token_flops)
+        arrived = with_adjoint(tokens, dispatch, partial(combine, is_forward=False))
         by_expert = _places_by_expert(taken, tokens.device)
         outputs = compute(arrived[by_expert], [sum(each) for each in zip(*taken, strict=True)])
         back = torch.empty_like(by_expert)
         back[by_expert] = places_of(len(by_expert), tokens.device)
-        return with_adjoint(outputs[back], combine, dispatch)
+        return with_adjoint(outputs[back], partial(combine, is_forward=True), dispatch)
+
+    def _dispatch(self, rows: Tensor, *, sent: list[int], received: list[int]) -> Tensor:
+        """Send the input of the ranks' experts: tokens, or in a backward pass gradients of outputs."""
+        found = self._rows(rows, sent=sent, received=received)
+        if self._pace is not None:
+            self._pace.begin_part()
+        return found
+
+    def _combine(
+        self, rows: Tensor, *, sent: list[int], received: list[int], flops: float, is_forward: bool
+    ) -> Tensor:
+        """Send back what this rank's experts have computed: outputs, or in a backward pass gradients of tokens."""
+        if self._pace is not None:
+            self._pace.end_part(flops, is_forward=is_forward)
+        return self._rows(rows, sent=sent, received=received)
+
+    @property
+    def _pace(self) -> ComputePace | None:
+        """The rank's emulated processor, if there is one."""
+        return None if self.group is None else self.group.meter.pace
 
     def _exchange_counts(self, counts: list[int], device: torch.device) -> list[list[int]]:
         """Return how many tokens this rank receives from each rank, for each of its own experts."""

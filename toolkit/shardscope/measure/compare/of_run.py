@@ -23,7 +23,6 @@ from shardscope.measure.compare.rows import (
     with_rest,
     with_simulation,
 )
-from shardscope.prediction.expert_loads import takes_loads
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
@@ -166,7 +165,7 @@ def _compared(
         notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")
     if log.experts.recent is not None and TOKENS in (prediction.traffic or {}):
         notes.append(_OF_LOADS.format(name=TOKENS, imbalance=log.experts.recent.imbalance))
-        if isinstance(prediction, JobPrediction) and takes_loads(job):
+        if isinstance(prediction, JobPrediction):
             own_s = prediction.with_expert_loads(log.experts.loads).step_time_s
             notes += [] if own_s is None else [_OF_OWN_LOADS.format(time=seconds_text(own_s))]
     where = "this machine"

@@ -159,7 +159,9 @@ class Experts(nn.Module):
         if self.axis is None:
             returned = self.compute(sorted_tokens, order.counts)
         else:
-            returned = self.axis.dispatch_and_combine(sorted_tokens, order.counts, self.compute)
+            returned = self.axis.dispatch_and_combine(
+                sorted_tokens, order.counts, self.compute, self.token_flops
+            )
         weights = self._entered(routes.weights).flatten()[order.choices].to(returned.dtype)
         summed = returned.new_zeros(x.shape).flatten(0, 1)
         summed = summed.index_add(0, tokens, returned * weights[:, None])
@@ -179,6 +181,12 @@ class Experts(nn.Module):
         """Yield the parameters of which each expert has a row, with their names in this layer."""
         for part, layer in (("widen", self.widen), ("narrow.project", self.narrow.project)):
             yield from ((f"{part}.{name}", parameter) for name, parameter in layer.named_parameters())
+
+    @property
+    def token_flops(self) -> float:
+        """FLOPs of one of this rank's experts, or of the rank's part of it, for one token."""
+        weights = (self.widen.weight, self.narrow.project.weight)
+        return float(sum(2 * weight.shape[-2] * weight.shape[-1] for weight in weights))
 
     def compute(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Return the outputs of this rank's experts for tokens that are sorted by expert; each gets its count."""

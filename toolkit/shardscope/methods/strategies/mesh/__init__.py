@@ -389,7 +389,7 @@ class Mesh(Strategy):
         one = self._on_data(step) if self.pipeline == 1 else pipeline_predictions.pipeline_step(self, step)
         copies = step.world_size // one.world_size
         work = [each for each in one.job.strategy.work(one) for _ in range(copies)]
-        return expert_axis.uneven_work(self, step, work) if self.expert > 1 and step.expert_loads else work
+        return expert_axis.uneven_work(self, step, work) if step.expert_loads and self.pipeline == 1 else work
 
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the bytes that each rank saves: those of its stages' micro-batches in flight, in a pipeline."""

@@ -14,6 +14,9 @@ from shardscope.spec.models import MODELS, GPTConfig, transformer_of
 from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import Exchange, When
     from shardscope.analytic.communication.ring import Ints
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.schedules.stage_passes import StagePass
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
-    from shardscope.spec.model.step import AxisMessage, StepTrace
+    from shardscope.spec.model.step import AxisMessage, PipelinePiece, StepTrace
 
 
 def check(mesh: Mesh, job: Job) -> None:
@@ -265,27 +268,56 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
     A rank computes for the tokens that all ranks of its group send to its experts. In each layer, all ranks wait for
     the one with the most tokens: what the busiest rank of the step waits for others in its other layers counts as work.
     """
-    import numpy as np
-
     layers, ranks = layers_of(mesh, step), mesh.expert
     assert layers is not None
-    of_choice = (
-        sum(
-            2 * row.shape[-2] * row.shape[-1]
-            for row in step.trace.parameters
-            if row.is_expert and len(row.shape) == 3
-        )
-        / layers.num_layers
-    )  # FLOPs: a product with each matrix of an expert
-    of_layers = np.array(step.expert_loads).reshape(layers.num_layers, ranks, -1).sum(2)
+    of_layers = _shares_of_ranks(mesh, step)
     shares = of_layers.mean(0)
     shares += of_layers.max(1).mean() - shares.max()
-    extra = (ranks * shares - 1) * layers.choices * of_choice * layers.num_layers / step.flops
+    extra = (ranks * shares - 1) * _even_flops(layers, step) * layers.num_layers / step.flops
     place = {rank: at for group in mesh.groups("expert", step.world_size) for at, rank in enumerate(group)}
     return [
         each._replace(computing=each.computing * (1 + float(extra[place[rank]])))
         for rank, each in enumerate(work)
     ]
+
+
+def extra_flops(mesh: Mesh, step: JobStep) -> tuple[float, ...]:
+    """Return the FLOPs of each pipeline layer's forward pass for one sample, on the rank whose experts get the most
+    tokens, in addition to those with an even load.
+
+    All ranks of a stage wait for that rank in the layer's all-to-alls.
+    """
+    layers = layers_of(mesh, step)
+    assert layers is not None
+    fullest = iter(_shares_of_ranks(mesh, step).max(1).tolist())
+    even = _even_flops(layers, step)
+    return tuple(
+        even * sum(mesh.expert * next(fullest) - 1 for _ in range(num_layers(piece, step.job.recompute)))
+        for piece in step.trace.pieces
+    )
+
+
+def _shares_of_ranks(mesh: Mesh, step: JobStep) -> npt.NDArray[np.float64]:
+    """Return the share of all choices that the experts of each rank get; shape `(layers, ranks)`."""
+    import numpy as np
+
+    loads = np.array(step.expert_loads)
+    shares: npt.NDArray[np.float64] = loads.reshape(len(loads), mesh.expert, -1).sum(2)
+    return shares
+
+
+def _even_flops(layers: ExpertLayers, step: JobStep) -> float:
+    """Return the FLOPs of the experts of a layer on one rank for one sample, with an even load: a product with each
+    matrix of an expert for each choice.
+    """
+    rows = [row.shape for row in step.trace.parameters if row.is_expert and len(row.shape) == 3]
+    return layers.choices * sum(2 * shape[-2] * shape[-1] for shape in rows) / layers.num_layers
+
+
+def num_layers(piece: PipelinePiece, recompute: str) -> int:
+    """Return the number of layers with experts in a layer of a pipeline."""
+    messages = piece.messages.get(recompute, ())
+    return sum(each.axis == "expert" and each.phase == "forward" for each in messages) // _FORWARD
 
 
 def layers_of(mesh: Mesh, step: JobStep) -> ExpertLayers | None:

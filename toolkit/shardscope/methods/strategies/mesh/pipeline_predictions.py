@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -32,8 +33,13 @@ def pipeline_of(mesh: Mesh) -> Pipeline:
 
 
 def pipeline_step(mesh: Mesh, step: JobStep) -> JobStep:
-    """Return the step along the pipeline axis: the ranks of a stage count as one, the slowest with the least memory."""
-    return step.in_blocks(mesh.pipeline_job(step.job), step.world_size // mesh.pipeline)
+    """Return the step along the pipeline axis: the ranks of a stage count as one, the slowest with the least memory and
+    the fullest experts.
+    """
+    from shardscope.methods.strategies.mesh.expert_axis import extra_flops
+
+    along = step.in_blocks(mesh.pipeline_job(step.job), step.world_size // mesh.pipeline)
+    return replace(along, extra_flops=extra_flops(mesh, step)) if step.expert_loads else along
 
 
 def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
@@ -191,17 +197,23 @@ def _exchanges_in_split(mesh: Mesh) -> bool:
 def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
     """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
     from shardscope.analytic.stage_trace import rank_traces, stages_of_units, with_repeated
+    from shardscope.methods.strategies.mesh.expert_axis import num_layers
 
     held = pipeline_of(mesh).stages(pipeline_step(mesh, step))
-    whole = with_repeated(step.trace, held)
+    whole, rows = with_repeated(step.trace, held), iter(step.expert_loads)
     ranks = [rank for rank, _ in held] if by_stage else [*range(mesh.pipeline)]
     if by_stage:
         held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
     job, size, passes = _inner_job(mesh, step), step.world_size // mesh.pipeline, _passes(mesh, step)
     traces, stages = rank_traces(whole, held, passes), stages_of_units(whole, held)
-    for rank, trace, own in zip(ranks, traces, stages, strict=True):
+    loads: dict[int, tuple[tuple[float, ...], ...]] = {}
+    for at, pieces in held:
+        layers = sum(num_layers(piece, step.job.recompute) for piece in pieces)
+        loads[at] = (*loads.get(at, ()), *islice(rows, layers))
+    for rank, trace, own, (_, uneven) in zip(ranks, traces, stages, sorted(loads.items()), strict=True):
         by_unit = [passes[stage] for stage in own] if _exchanges_in_split(mesh) else ()
-        yield step.of_ranks(range(rank * size, (rank + 1) * size), job, trace, by_unit)
+        block = step.of_ranks(range(rank * size, (rank + 1) * size), job, trace, by_unit)
+        yield replace(block, expert_loads=uneven)
 
 
 def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:

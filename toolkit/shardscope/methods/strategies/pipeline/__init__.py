@@ -384,7 +384,7 @@ class Pipeline(Strategy):
         ranks = self.stage_ranks(step.world_size)
         costs = [each * step.slow(rank) for rank, each in zip(ranks, flops, strict=True)]
         for rank, cost in zip(ranks, costs, strict=True):
-            shares[rank] += cost / sum(flops)
+            shares[rank] += cost / (sum(flops) - sum(step.extra_flops))
         table = self._table(step)
         if table is None:
             return [Work(share) for share in shares]
@@ -402,8 +402,9 @@ class Pipeline(Strategy):
         return bool(self._tied(step)) or any(norm_traffic(step, of_layers=False))
 
     def _stage_costs(self, step: JobStep) -> list[float]:
-        """Return the FLOPs of each stage; 1 for every stage if all have 0 FLOPs."""
-        flops = [sum(piece.flops for piece in pieces) for _, pieces in self.stages(step)]
+        """Return the FLOPs of each stage, with those of its fullest experts; 1 for every stage if all have 0 FLOPs."""
+        extra = iter(step.extra_flops or [0.0] * len(step.trace.pieces))
+        flops = [sum(piece.flops + next(extra) for piece in pieces) for _, pieces in self.stages(step)]
         return flops if any(flops) else [1.0] * len(flops)
 
     def traffic(self, step: JobStep) -> Traffic | None:
