@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
@@ -39,6 +38,7 @@ from shardscope.training.models import units_of
 from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
+from shardscope.training.results import as_result
 from shardscope.training.sequence import passing
 from shardscope.training.split_trace import SplitPasses, split_passes
 from shardscope.training.tensor.axis import recording
@@ -165,7 +165,7 @@ def _pieces(
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in _layers(module, whole):
-        x = tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, x))
+        x = tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, x))
         kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
 
@@ -208,7 +208,7 @@ class _InTurn(nn.Module):
         with self.passing():
             x = first(*inputs, **named_inputs)
             if self.flows and not any(tensor.requires_grad for tensor in leaf_tensors(x)):
-                x = tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, x))
+                x = tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, x))
             for layer in others:
                 x = call(layer, x)
         return x
@@ -260,7 +260,7 @@ def _piece_passes(
         before, saved, given = this, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, given)))
+                x = call(layer, tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, given)))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
@@ -270,7 +270,7 @@ def _piece_passes(
 
         def forward(layer: nn.Module = layer, taken: Any = taken) -> Any:
             with autocast():
-                return call(layer, tree_map_only(Tensor, _result, taken))
+                return call(layer, tree_map_only(Tensor, as_result, taken))
 
         with passing(module, inputs):
             split = split_passes(layer, forward, leaf_tensors(taken), samples, scratch)
@@ -305,23 +305,6 @@ def _with_passes(
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-
-def _result(tensor: Tensor) -> Tensor:
-    """Return the tensor as the result of a layer, which, unlike a leaf, the next layer may change in place."""
-    return cast("Tensor", _Result.apply(tensor)) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
-
-
-class _Result(Function):
-    """Identity function."""
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient
 
 
 def _key(tensor: Tensor) -> int:
