@@ -170,6 +170,17 @@ def test_compressed_gradients_cost_what_they_say(
     hold_against(pool, job_of(4, strategy, compression=compression), tmp_path)
 
 
+@pytest.mark.sampled
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("compression", ["int8", "topk", "powersgd", "bf16"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
+def test_compressed_gradients_of_stages_cost_what_they_say(
+    pool: RankPool, tmp_path: Path, schedule: str, compression: str
+) -> None:
+    data = ss.AllReduce(bucket_mb=0.05) if compression == "bf16" else ss.Ring(bucket_mb=0.05)
+    hold_against(pool, job_of(4, staged(data, schedule), compression=compression), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
 def test_replicas_of_shared_states_cost_what_they_say(

@@ -153,16 +153,22 @@ class Reentrant(nn.Linear):
         return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
 
 
-def test_a_layer_whose_backward_pass_cannot_be_split_is_refused_after_the_first_stage() -> None:
-    def predicted(schedule: str, split: tuple[int, int]) -> float | None:
-        layers = [nn.Flatten(), nn.Linear(64, 64), Reentrant(64, 64), nn.Linear(64, 10)]
-        job = ss.Job(
-            model=lambda: nn.Sequential(*layers), data="digits", world_size=2, batch=ss.Batch(64, micro_batch=8),
-            strategy=ss.Pipeline(schedule=schedule, split=split),
-        )  # fmt: skip
-        return ss.predict(job).step_time_s
+def with_reentrant(schedule: str, split: tuple[int, int]) -> ss.Job:
+    layers = [nn.Flatten(), nn.Linear(64, 64), Reentrant(64, 64), nn.Linear(64, 10)]
+    return ss.Job(
+        model=lambda: nn.Sequential(*layers), data="digits", world_size=2, device="cpu", steps=2,
+        batch=ss.Batch(64, micro_batch=8), strategy=ss.Pipeline(schedule=schedule, split=split),
+    )  # fmt: skip
 
-    assert predicted("1f1b", (2, 2)) is not None
-    assert predicted("zb-h1", (3, 1)) is not None
+
+def test_a_layer_whose_backward_pass_cannot_be_split_is_refused_after_the_first_stage() -> None:
+    assert ss.predict(with_reentrant("1f1b", (2, 2))).step_time_s is not None
+    assert ss.predict(with_reentrant("zb-h1", (3, 1))).step_time_s is not None
     with pytest.raises(SpecError, match=r"layer 3 of 4 \(.*checkpoint.*\); use a schedule such as '1f1b'"):
-        predicted("zb-h1", (2, 2))
+        _ = ss.predict(with_reentrant("zb-h1", (2, 2))).step_time_s
+
+
+@pytest.mark.slow
+def test_a_run_refuses_a_stage_whose_backward_pass_cannot_be_split() -> None:
+    with pytest.raises(ss.RunFailed, match=r"stage 2 of 2 \(.*checkpoint.*\); use a schedule such as '1f1b'"):
+        ss.launch(with_reentrant("zb-h1", (2, 2))).wait(60)

@@ -125,17 +125,21 @@ def _resumed_compressed(ours: ss.Job, later: ss.Job, folder: str, context: RankC
 
 @pytest.mark.slow
 @pytest.mark.ranks(4)
-def test_residuals_of_parts_are_resumed_under_the_same_layout_only(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [{"tensor": 2}, {"tensor": 1, "pipeline": 2}], ids=["tensor", "stages"])
+def test_residuals_of_parts_are_resumed_under_the_same_layout_only(
+    pool: RankPool, tmp_path: Path, parts: dict[str, int]
+) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
     ours = mesh_job(
-        compression=ss.Compression("topk", ratio=0.1), precision="fp32", model=deeper_gpt, steps=4
-    )
+        compression=ss.Compression("topk", ratio=0.1), precision="fp32", model=deeper_gpt, steps=4,
+        strategy=mesh(**parts),
+    )  # fmt: skip
     for losses, again, _ in pool.run(partial(_resumed_compressed, ours, ours, str(folder)), tmp_path):
         assert losses == again
     other = ours.replace(strategy=DATA["ring"])
     for _, _, events in pool.run(partial(_resumed_compressed, ours, other, str(folder)), tmp_path):
-        assert "the number of tensor ranks, which divide the model, has changed" in events
+        assert "the tensor ranks or stages, which divide the model, have changed" in events
 
 
 # Checkpoints.

@@ -51,6 +51,8 @@ def stage_trace(
         buffer_bytes=sum(sizes),
         pieces=(),
         moments={mode: tuple(_moments(rows, numbers)) for mode, rows in trace.moments.items()},
+        layer_moments={},
+        flowing_moments={},
         messages=stage_messages(trace, stages, passes or [()] * len(stages), has_loss=has_loss),
     )
 

@@ -72,7 +72,7 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
-    if along is not None and (peaks := _in_a_pipeline(step, along)) is not None:
+    if along is not None:
         return [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
@@ -84,7 +84,9 @@ def rank_memory(
                 ("batch", found.sample_bytes * samples.step, "inputs and targets"),
                 ("workspace", workspace, _WORKSPACE),
             )
-            for rank, (peak, samples) in enumerate(zip(peaks, samples_by_rank(step), strict=True))
+            for rank, (peak, samples) in enumerate(
+                zip(_in_a_pipeline(step, along), samples_by_rank(step), strict=True)
+            )
         ]
     return [
         _sum(
@@ -151,8 +153,8 @@ def held_at_once(
     return np.minimum(held, [term.value for term in by_rank])
 
 
-def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
-    """Return the peaks of the ranks of a pipeline; None if the trace is insufficient.
+def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak]:
+    """Return the peaks of the ranks of a pipeline.
 
     Args:
         step: The training step.
@@ -161,8 +163,8 @@ def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
     strategy = cast("Pipeline", along.job.strategy)
     copies = step.world_size // along.world_size
     plan = strategy.plan(along)
-    if plan is None or plan.flow is None:
-        return None
+    assert plan is not None
+    assert plan.flow is not None
     split, sharded = strategy.split_of(along), None
     stage = step.job.strategy.held_stage if step.job.num_state_ranks > 1 else None
     if stage is not None and stage > 1:
@@ -172,7 +174,7 @@ def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
     peaks = pipeline_peaks(
         along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded, keeps_gradients=stage == 1
     )
-    return peaks and [each for each in peaks for _ in range(copies)]
+    return [each for each in peaks for _ in range(copies)]
 
 
 def _activations(step: JobStep) -> list[float] | None:

@@ -216,8 +216,9 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
     now = step.compression
     if not now.is_on or now.codec_passes is None:
         return None
+    share = 1.0 if step.job.strategy.pipeline_step(step) is None else max(rank_updates(step))
     cost = compression_cost(
-        now, step.num_elements, step.world_size, math.inf,
+        now, step.num_elements * share, step.job.num_state_ranks, math.inf,
         codec_bandwidth=rates.codec_bandwidth, element_bytes=step.element_bytes,
     )  # fmt: skip
     source = "passes over the gradient and its packets"

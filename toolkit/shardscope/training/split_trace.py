@@ -16,6 +16,8 @@ from shardscope.training.memory.storages import Storages, storages
 from shardscope.training.recompute import recomputes_blocks
 from shardscope.training.tensor.axis import Message, recording
 
+SPLIT_ERRORS = (RuntimeError, KeyError)
+"""Errors of PyTorch, or of a layer's own backward pass, if that cannot be split."""
 _FOR_INPUTS, _FOR_WEIGHTS = 0, 1
 
 
@@ -55,9 +57,8 @@ def split_passes(
             return SplitPasses(tuple(called))
         try:
             late = passes.run(outputs)
-        except (RuntimeError, KeyError) as error:  # of PyTorch, or of the layer's own backward pass
-            cause = error.__cause__ or error
-            return f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0].rstrip(".")
+        except SPLIT_ERRORS as error:
+            return reason_of(error)
         finally:
             for parameter in layer.parameters():
                 parameter.grad = None
@@ -66,6 +67,12 @@ def split_passes(
     moments = highest(replay(passes.ledger, 0, samples))
     memory = _memory(moments, passes.of_output / samples, in_reverse=recomputes_blocks(layer))
     return SplitPasses(messages, (for_inputs, between, for_weights), memory)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the type and the first line of the error that PyTorch's error in a split backward pass wraps."""
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0].rstrip(".")
 
 
 class _Passes:

@@ -8,16 +8,15 @@ its backward pass ends. If no loss is given, Shardscope's memory formulas add th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import (
@@ -25,24 +24,24 @@ from shardscope.spec.model.step import (
     AxisMessage,
     Moment,
     ParameterRow,
-    Phase,
     PipelinePiece,
     StepTrace,
 )
 from shardscope.training.data.batches import call
 from shardscope.training.equal_layers import LayerCall
 from shardscope.training.flops import flop_counter
+from shardscope.training.marked_step import MarkedStep, per_sample
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
-from shardscope.training.memory.replay import StepMark, highest, mark_of, replay
+from shardscope.training.memory.ledger import Scratch, leaf_tensors
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
+from shardscope.training.results import as_result
 from shardscope.training.sequence import passing
 from shardscope.training.split_trace import SplitPasses, split_passes
-from shardscope.training.tensor.axis import Message, recording
+from shardscope.training.tensor.axis import recording
 from shardscope.training.tensor.linear import divided_parameters
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
@@ -78,17 +77,16 @@ def trace_step(
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
-    steps = {
-        mode: _Step(make(), inputs, mode, autocast, casts=casts, scratch=scratch, loss=loss, targets=targets)
-        for mode in modes
-    }
+    run = partial(MarkedStep, autocast=autocast, casts=casts, scratch=scratch, loss=loss, targets=targets)
+    modules = {mode: apply_recompute(make(), mode) for mode in modes}
+    steps = {mode: run(module, inputs, units_of(module)) for mode, module in modules.items()}
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
     experts = {id(p) for p in divided_experts(plain.module)}
     divided = {id(p) for p in divided_parameters(plain.module)} | experts
     whole = {name for step in steps.values() for name, _ in _layers(step.module)}
-    return StepTrace(
+    trace = StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
             ParameterRow(
@@ -127,181 +125,17 @@ def trace_step(
         weight_elements=plain.weight_elements,
         largest_bytes=plain.ledger.largest_bytes / samples,
     )
+    if not trace.pieces or all(trace.pieces_of_units(mode) for mode in modes):
+        return trace
 
+    def by_layer(mode: RecomputeMode, *, flows: bool) -> tuple[Moment, ...]:
+        module = _InTurn(apply_recompute(make(), mode), inputs, whole, flows=flows)
+        return run(module, inputs, [*module.layers]).run(samples)
 
-class _Step:
-    """One traced training step of a module; adds a `StepMark` to the ledger's events after each operation."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: Arguments,
-        mode: RecomputeMode,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        *,
-        casts: Callable[[], AbstractContextManager[Any]],
-        scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
-        loss: Callable[[Any], Tensor] | None,
-        targets: Any,
-    ) -> None:
-        self.module, self.inputs, self.loss = apply_recompute(module, mode), inputs, loss
-        self.autocast, self.casts = autocast, casts
-        self.units = units_of(module)
-        self.owner = {id(parameter): 0 for parameter in module.parameters()}
-        self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
-        held = Storages()
-        held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors((inputs, targets))])
-        self.mark = StepMark("forward", 0, 0)
-        self.most_saved: dict[StepMark, int] = defaultdict(int)
-        self.ledger = AllocationLedger(held, self._note, scratch)
-        self.saved = Activations(held, changed=lambda _: self._see_saved(self.mark))
-        self.output_bytes = self.num_outputs = self.loss_bytes = 0
-        self.forward_operations = self.forward_bytes = self.product_elements = self.weight_elements = 0
-        self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
-        self._arrived: dict[int, None] = {}
-        self.messages: tuple[AxisMessage, ...] = ()
-
-    @property
-    def gradient_order(self) -> tuple[int, ...]:
-        """Indices of the parameters in ``module.parameters()``, in the order in which their gradients are complete."""
-        return tuple(self._arrived)
-
-    def run(self, samples: int) -> tuple[Moment, ...]:
-        """Run the step, and return the moments of highest memory use: the Pareto maxima that `highest` selects."""
-        for number, unit in enumerate(self.units, 1):
-            self._watch(unit, number)
-        for parameter in self.module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._placed)
-        with recording() as called, self.ledger, self.saved.active(), self.casts():
-            loss = self._loss()
-            self.forward_operations, self.forward_bytes = self.ledger.num_operations, self.ledger.moved_bytes
-            self.product_elements, self.weight_elements = (
-                self.ledger.product_elements, self.ledger.weight_elements,
-            )  # fmt: skip
-            self.note("loss", 0, 0)
-            loss.backward()
-        self.messages = _per_sample(called, samples)
-        self.note("leave", 0, self.mark.done)
-        if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
-            self.note("leave", self.mark.unit, self.mark.done)
-        found = highest(replay(self.ledger, len(self.units), samples))
-        return tuple(each.replace(saved=self.most_saved[mark_of(each)] / samples) for each in found)
-
-    def note(self, phase: Phase, unit: int, done: int) -> None:
-        """Record a mark between two operations."""
-        self._mark(StepMark(phase, unit, done))
-
-    def _note(self) -> None:
-        self._mark(self.mark)
-
-    def _mark(self, mark: StepMark) -> None:
-        self.ledger.events.append(mark)
-        self._see_saved(mark)
-
-    def _see_saved(self, mark: StepMark) -> None:
-        self.most_saved[mark] = max(self.most_saved[mark], self.saved.bytes)
-
-    def _placed(self, parameter: nn.Parameter) -> None:
-        self._arrived.setdefault(self._places[id(parameter)])
-        self.ledger.place(parameter, self.owner[id(parameter)])
-
-    def _loss(self) -> Tensor:
-        with self.autocast():  # of both, as in training: until its end it keeps the weights that it has cast
-            return self._of_output(call(self.module, self.inputs))
-
-    def _of_output(self, output: Any) -> Tensor:
-        scores = [leaf for leaf in leaf_tensors(output) if leaf.requires_grad]
-        if not scores:
-            raise ValueError("its output does not require grad, so there is no training step to trace")
-        self.output_bytes = sum(leaf.nbytes for leaf in scores)
-        self.num_outputs = sum(leaf.numel() for leaf in scores)
-        if self.loss is not None:
-            return self._given_loss(output, scores, self.loss)
-        loss: Tensor = _Loss.apply(self, *scores)  # type: ignore[no-untyped-call]
-        return loss
-
-    def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
-        """Compute the user's loss, with hooks that mark where its backward pass ends and the module's begins."""
-        for tensor in scores:
-            tensor.register_hook(lambda _: self._enter_backward())
-        self.mark = StepMark("loss", 0, 0)
-        before = self.saved.bytes
-        value = loss(output)
-        self.loss_bytes = self.saved.bytes - before
-        return value
-
-    def _enter_backward(self) -> None:
-        """Mark the point at which the backward pass moves from the loss to the module."""
-        if self.mark.phase == "loss":
-            self.note("turn", 0, 0)
-            self.mark = StepMark("backward", 0, 0)
-
-    def _watch(self, unit: nn.Module, number: int) -> None:
-        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            self.note("enter", number, number - 1)
-            self.mark = StepMark("forward", number, number - 1)
-            leaves, shape = tree_flatten((args, kwargs))
-            places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-            if places:
-                passed = _Passage.apply(self, number, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]
-                leaves = list(leaves)
-                for i, tensor in zip(places, passed, strict=True):
-                    leaves[i] = tensor
-            return tree_unflatten(leaves, shape)
-
-        def leave(_: nn.Module, __: Any, output: Any) -> None:
-            self.mark = StepMark("forward", 0, number)
-            for tensor in leaf_tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._start_backward(number))
-
-        unit.register_forward_pre_hook(enter, with_kwargs=True)
-        unit.register_forward_hook(leave)
-
-    def _start_backward(self, number: int) -> None:
-        """Mark the start of a unit's backward pass."""
-        begun = StepMark("backward", number, len(self.units) - number)
-        if self.mark != begun:
-            self.note("turn", begun.unit, begun.done)
-            self.mark = begun
-
-    def passed(self, number: int) -> None:
-        """Mark the end of a unit's backward pass."""
-        done = len(self.units) - number
-        self.note("leave", number, done)
-        self.mark = StepMark("backward", 0, done + 1)
-
-
-class _Passage(Function):
-    """Identity function whose backward runs when the gradients of all its tensors are complete."""
-
-    @staticmethod
-    def forward(ctx: Any, step: _Step, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.step, ctx.number = step, number
-        return tensors
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.step.passed(ctx.number)
-        return None, None, *gradients
-
-
-class _Loss(Function):
-    """Placeholder for a loss function, whose backward only allocates gradients with the shapes of the outputs."""
-
-    @staticmethod
-    def forward(ctx: Any, step: _Step, *scores: Tensor) -> Tensor:
-        ctx.step, ctx.like = step, [(tensor.shape, tensor.dtype, tensor.device) for tensor in scores]
-        return torch.zeros((), device=scores[0].device)
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor) -> Any:
-        step: _Step = ctx.step
-        step.mark = StepMark("backward", 0, 0)
-        gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
-        step.note("turn", 0, 0)
-        return None, *gradients
+    return trace.replace(
+        layer_moments={mode: by_layer(mode, flows=False) for mode in modes},
+        flowing_moments={mode: by_layer(mode, flows=True) for mode in modes} if trace.first_trained else {},
+    )
 
 
 def _layers(module: nn.Module, whole: Collection[str] = ()) -> Layers:
@@ -331,7 +165,7 @@ def _pieces(
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in _layers(module, whole):
-        x = tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, x))
+        x = tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, x))
         kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
 
@@ -350,6 +184,46 @@ def _pieces(
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
+
+
+class _InTurn(nn.Module):
+    """The layers of a model, each in a module of its own, although a model may call a layer twice.
+
+    Args:
+        model: The model.
+        inputs: Its arguments.
+        whole: See `_layers`.
+        flows: Whether the output of the first layer requires a gradient in any case, as does a stage's input.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Arguments, whole: Collection[str], *, flows: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(layer) for _, layer in _layers(model, whole))
+        self.passing = partial(passing, model, inputs)
+        self.flows = flows
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Return the output of the last layer; the first takes the model's inputs."""
+        first, *others = self.layers
+        with self.passing():
+            x = first(*inputs, **named_inputs)
+            if self.flows and not any(tensor.requires_grad for tensor in leaf_tensors(x)):
+                x = tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, x))
+            for layer in others:
+                x = call(layer, x)
+        return x
+
+
+class _Layer(nn.Module):
+    """A module around a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Call the layer."""
+        return self.layer(*inputs, **named_inputs)
 
 
 class _PiecePasses(NamedTuple):
@@ -386,7 +260,7 @@ def _piece_passes(
         before, saved, given = this, Activations(held), x
         with recording() as called, saved.active():
             with autocast(), passing(module, inputs):
-                x = call(layer, tree_map_only(Tensor, _result, tree_map_only(Tensor, _leaf, given)))
+                x = call(layer, tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, given)))
             saved.peak = kept = saved.bytes
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             if outputs:
@@ -396,12 +270,12 @@ def _piece_passes(
 
         def forward(layer: nn.Module = layer, taken: Any = taken) -> Any:
             with autocast():
-                return call(layer, tree_map_only(Tensor, _result, taken))
+                return call(layer, tree_map_only(Tensor, as_result, taken))
 
         with passing(module, inputs):
             split = split_passes(layer, forward, leaf_tensors(taken), samples, scratch)
         found.append(
-            _PiecePasses(_per_sample(called, samples), kept / samples, (saved.peak - kept) / samples, split)
+            _PiecePasses(per_sample(called, samples), kept / samples, (saved.peak - kept) / samples, split)
         )
     return found
 
@@ -418,7 +292,7 @@ def _with_passes(
             piece.replace(
                 messages={mode: row.messages for mode, row in rows.items() if row.messages},
                 split_messages={
-                    mode: _per_sample(each.messages, samples) for mode, each in split.items() if each.messages
+                    mode: per_sample(each.messages, samples) for mode, each in split.items() if each.messages
                 },
                 recompute={mode: (row.saved, row.recomputed) for mode, row in rows.items() if mode != "none"},
                 recompute_split={mode: each.grown for mode, each in split.items() if mode != "none"},
@@ -429,35 +303,8 @@ def _with_passes(
     return tuple(found)
 
 
-def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, ...]:
-    """Return collectives of layers with the bytes of one sample."""
-    return tuple(
-        AxisMessage(axis=each.axis, op=each.op, phase=each.phase, fixed_bytes=each.num_bytes)
-        if each.is_fixed
-        else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
-        for each in called
-    )
-
-
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-
-def _result(tensor: Tensor) -> Tensor:
-    """Return the tensor as the result of a layer, which, unlike a leaf, the next layer may change in place."""
-    return cast("Tensor", _Result.apply(tensor)) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
-
-
-class _Result(Function):
-    """Identity function."""
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient
 
 
 def _key(tensor: Tensor) -> int:

@@ -12,45 +12,49 @@ the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`
 From a stage's first backward pass on, all its parameters have full gradients; with ZeRO 1, they have them throughout.
 For ZeRO 2 and 3, see `analytic.memory.sharded_stages`.
 
-The memory of a stage is known only if the trace separates the memory of its layers. It does not if layers in the middle
-of the model share parameters, if layers need no backward pass because neither their inputs nor their parameters need a
-gradient, or if a stage begins between two layers without parameters.
+Unless the blocks of a transformer are the units of the trace, the model is traced with each layer as a unit; and a
+second time if its first layers are frozen or have no parameters, because a stage's inputs require a gradient.
 
-Predicted peaks of transformers and stacks of layers are at most 1.5 % below those that torch's CPU allocator records on
-the ranks of a run, and at most 3.5 % above; 9 % with full recomputation in a split backward pass
-(tests/training/memory/test_stages.py). Stages that begin at or after a layer that saves its own output, such as a ReLU,
-need up to one message more than that, and more if their backward pass is split.
+Predicted peaks without a split backward pass are within 0.1 % of those that torch's CPU allocator records on the ranks
+of a run, or at most 1.5 % below and 3.5 % above with autocast or recomputation (tests/training/memory/test_stages.py).
+With a split backward pass, ranks may keep messages for longer or shorter than assumed, and those of a micro-batch of
+layers that share a weight are freed later; recomputed layers need up to 9 % less than predicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import isnan, nan
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.running import RankPeak, StageMemory, rank_peak
-from shardscope.analytic.memory.sharded_stages import Alive, ShardedStages, states_of
+from shardscope.analytic.memory.sharded_stages import Alive, ShardedStages, StageStates, states_of
 from shardscope.analytic.memory.split_stages import StageEnd, split_stage
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, PipelinePiece, StepTrace
 
 
 class _Layers(NamedTuple):
-    """Memory and units of each pipeline piece (a layer of the model), from the moments of a traced step."""
+    """Memory of each pipeline piece (a layer of the model), from the moments of a traced step; bytes of one sample."""
 
-    forward: list[float]
-    """Bytes held by the layers before each piece at the start of its forward pass, for one sample; NaN for a piece
-    without units after another one, because the trace does not separate their memory."""
-    backward: list[float]
-    """Same as `forward`, but in the backward pass, when autocast's copies of weights for the forward pass are freed."""
-    piece_of: list[int]
-    """Index of the piece that each unit belongs to; 0 for unit 0."""
+    rows: list[tuple[int, Moment]]
+    """The moments of the passes with the piece that runs at each, without the moments of the loss."""
+    at_start: list[float]
+    """Bytes at the start of each piece's forward pass."""
+    taken: list[float]
+    """Bytes of each piece's input, the part of `at_start` that a stage gets in a message."""
+    kept: list[float]
+    """The same if the piece, or the one before it, saves its input; else 0."""
+    below: list[float]
+    """Bytes that the pieces before each one save for the backward pass, without its input. Autocast's copies of weights
+    for the forward pass have been freed."""
+    after_loss: float
+    """Bytes as the backward pass of the loss ends, with the gradient of the model's output."""
     gradients: list[int]
     """Bytes of gradients of the units of each piece, without unit 0."""
-    tied: list[tuple[int, list[int]]]
-    """For each parameter used by several pieces: bytes of its gradient, and these pieces."""
+    users: dict[int, list[int]]
+    """The pieces that use each parameter."""
 
 
 def pipeline_peaks(
@@ -61,8 +65,8 @@ def pipeline_peaks(
     passes: int,
     sharded: ShardedStages | None = None,
     keeps_gradients: bool = False,
-) -> list[RankPeak] | None:
-    """Return the peak of each rank; None if the trace does not separate the memory of each layer.
+) -> list[RankPeak]:
+    """Return the peak of each rank.
 
     Args:
         step: A step of a job.
@@ -72,10 +76,7 @@ def pipeline_peaks(
         sharded: How stages are sharded; None if they are whole.
         keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
     """
-    layers = _layers(step.trace, step.job.recompute, step.element_bytes)
-    if layers is None or any(isnan(layers.forward[end]) for end in accumulate(split[:-1])):
-        return None
-    stages = _stages(step, layers, table, split, sharded)
+    stages = _stages(step, table, split, sharded)
     return [
         rank_peak(
             step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
@@ -85,86 +86,94 @@ def pipeline_peaks(
     ]  # fmt: skip
 
 
-def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
-    """Return the layers; None unless pieces consist of whole units or of none, with unit 0's parameters at the ends."""
+def _layers(step: JobStep, *, takes_batch: bool) -> _Layers:
+    """Return the layers.
+
+    Args:
+        step: A step of a job.
+        takes_batch: Whether they are those of the first stage, whose input requires no gradient.
+    """
+    trace, mode, width = step.trace, step.job.recompute, step.element_bytes
+    moments, piece_of = trace.moments[mode], trace.pieces_of_units(mode)
+    flows = not takes_batch and mode in trace.flowing_moments
+    if mode in trace.layer_moments:
+        moments = (trace.flowing_moments if flows else trace.layer_moments)[mode]
+        piece_of = [0, *range(len(trace.pieces))]
+    assert piece_of is not None
     enter, turn, leave = (
-        {row.unit: row.activations for row in trace.moments[mode] if row.phase == phase and row.unit}
+        {row.unit: row for row in moments if row.phase == phase and row.unit}
         for phase in ("enter", "turn", "leave")
     )
-    forward, backward, piece_of = [0.0], [0.0], [0]
-    for place, piece in enumerate(trace.pieces):
-        units = sorted({trace.parameters[index].unit for index in piece.parameters} - {0})
-        last = len(piece_of) - 1
-        if any(
-            unit != last + n or unit not in enter.keys() & leave.keys() for n, unit in enumerate(units, 1)
-        ):
-            return None
-        if place and units:
-            forward.append(enter[units[0]])
-            backward.append(leave[units[0]])
-        elif place:
-            if piece.parameters and place < len(trace.pieces) - 1:  # those of unit 0
-                return None
-            is_known = piece_of[last] == place - 1 and last in turn
-            forward.append(turn[last] + enter[last] - leave[last] if is_known else nan)
-            backward.append(turn[last] if is_known else nan)
-        piece_of += [place] * len(units)
-    if len(piece_of) < len(trace.units):
-        return None
+    at_start, taken, kept, below = [0.0], [0.0], [0.0], [0.0]
+    for place in range(1, len(trace.pieces)):
+        gradient, last = trace.pieces[place - 1].output_bytes, len(piece_of) - 1
+        if place in piece_of[1:]:
+            unit = piece_of.index(place, 1)
+            at_start.append(enter[unit].activations)
+            taken.append(enter[unit].inputs)
+            is_saved = flows or place > trace.first_trained
+            kept.append(turn[unit].inputs if is_saved else 0.0)
+            below.append(leave[unit].activations - leave[unit].inputs - gradient if is_saved else 0.0)
+        else:  # the parameters of a transformer's head are those of unit 0
+            at_start.append(turn[last].activations + enter[last].activations - leave[last].activations)
+            taken.append(gradient)
+            kept.append(gradient)
+            below.append(turn[last].activations - gradient)
     gradients, users = [0] * len(trace.pieces), dict[int, list[int]]()
-    for row in trace.parameters:
-        gradients[piece_of[row.unit]] += width * row.num_elements * (row.is_trained and row.unit > 0)
     for place, piece in enumerate(trace.pieces):
         for index in piece.parameters:
             users.setdefault(index, []).append(place)
-    rows = trace.parameters
-    tied = [
-        (width * rows[index].num_elements, places)
-        for index, places in users.items()
-        if len(places) > 1 and rows[index].is_trained
-    ]
-    return _Layers(forward, backward, piece_of, gradients, tied)
+    for index, places in users.items():
+        row = trace.parameters[index]
+        is_counted = mode in trace.layer_moments or row.unit > 0
+        gradients[places[0]] += width * row.num_elements * (row.is_trained and is_counted)
+    turns = [row for row in moments if row.phase == "turn"]
+    return _Layers(
+        _by_piece(moments, piece_of, len(trace.pieces)), at_start, taken, kept, below,
+        max((row.activations for row in turns if not row.unit), default=turns[0].activations),
+        gradients, users,
+    )  # fmt: skip
 
 
 def _stages(
-    step: JobStep,
-    layers: _Layers,
-    table: ScheduleTable,
-    split: Sequence[int],
-    sharded: ShardedStages | None,
+    step: JobStep, table: ScheduleTable, split: Sequence[int], sharded: ShardedStages | None
 ) -> list[StageMemory]:
     trace, mode, samples = step.trace, step.job.recompute, step.samples
     pieces, ends, ranks = trace.pieces, [*accumulate(split)], table.stage_ranks
-    rows = _by_piece(trace, mode, layers)
-    at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
     bounds = [*zip([0, *ends], ends, strict=False)]
     own = [{index for piece in pieces[start:end] for index in piece.parameters} for start, end in bounds]
     found = []
     for stage, (start, end) in enumerate(bounds):
+        layers = _layers(step, takes_batch=not start)
         is_last = end == len(pieces)
         output = trace.output_bytes if is_last else pieces[end - 1].output_bytes
         inputs = pieces[start - 1].output_bytes if start else 0.0
         mates = [each for each, rank in zip(own, ranks, strict=True) if rank == ranks[stage]]
         shared = {place for place in own[stage] if sum(place in each for each in mates) > 1}
         states = states_of(trace, pieces[start:end], shared, sharded, step.element_bytes)
-        below = layers.backward[start]
+        below = layers.below[start] + layers.kept[start]
         forward, first, later = 0.0, Alive(), Alive()
-        for place, row in rows:
+        at_head = max(row.around for _, row in layers.rows if row.phase == "backward" and not row.done)
+        for place, row in layers.rows:
             if not start <= place < end:
                 continue
             gathered = states.gathered_at(row, place - start)
             if row.phase in ("enter", "forward"):
-                forward = max(forward, samples * (row.activations - layers.forward[start]) + gathered)
+                before = layers.at_start[start]
+                before += (layers.kept[start] - layers.taken[start]) * (place > start)
+                forward = max(forward, samples * (row.activations - before) + gathered)
                 continue
-            now = samples * (row.activations - below + output * is_last)
-            new, done = _gradients(layers, place, row, start, end)
+            freed = 0.0 if is_last or place < end - 1 else row.outputs
+            now = samples * (row.activations - freed + output - below)
+            new, done, whole = _gradients(step, layers, states, row, place=place, bounds=(start, end))
             around = row.around if is_last else max(0.0, row.around - at_head)
             first = max(first, Alive(now + gathered, new + done + around), key=sum)
-            left = 0.0 if sharded is None else done + max(0.0, around - states.whole_around)
+            left = 0.0 if sharded is None else done - whole + max(0.0, around - states.whole_around)
             later = max(later, Alive(now + gathered, new + left), key=sum)
-        saved, last = _saved(trace, mode, layers, start, end), StageEnd()
+        top = layers.after_loss + trace.loss_bytes if is_last else layers.below[end] + output
+        saved, last = top - below, StageEnd()
         if is_last:
-            at_loss = _at_loss(trace, mode) - below + output
+            at_loss = _at_loss(trace, layers.after_loss) - below + output
             first, later = (max(each, Alive(samples * at_loss), key=sum) for each in (first, later))
             last = StageEnd(output, trace.loss_bytes, max(0.0, at_loss - saved))
         is_split = start > 0 and any(op.op == "W" for op in table.ops)
@@ -190,66 +199,58 @@ def _gradients_of(step: JobStep, piece: PipelinePiece) -> float:
     return step.element_bytes * sum(row.num_elements for row in rows if row.is_trained)
 
 
-def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
-    """Return the bytes that the pieces from `start` to `end` save for one sample, including their output."""
-    is_last = end == len(trace.pieces)
-    top = _after_loss(trace, mode) + trace.loss_bytes if is_last else layers.backward[end]
-    return top - layers.backward[start]
-
-
-def _after_loss(trace: StepTrace, mode: str) -> float:
-    """Return the bytes, for one sample, as the backward pass of the loss ends.
-
-    That is where the backward pass of the whole model begins, or of its last unit if that computes the output itself.
-    """
-    turns = [row for row in trace.moments[mode] if row.phase == "turn"]
-    return max((row.activations for row in turns if not row.unit), default=turns[0].activations)
-
-
-def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, Moment]]:
+def _by_piece(
+    moments: Sequence[Moment], piece_of: Sequence[int], num_pieces: int
+) -> list[tuple[int, Moment]]:
     """Return the moments of the passes with the piece that runs at each, without the moments of the loss."""
-    last, found = len(trace.units) - 1, []
-    for row in trace.moments[mode]:
+    last, found = len(piece_of) - 1, []
+    for row in moments:
         if row.phase == "loss":
             continue
         forward = row.phase in ("enter", "forward")
         if row.unit:
-            place = layers.piece_of[row.unit]
+            place = piece_of[row.unit]
         elif row.done in (0, last):
-            place = 0 if (row.done == 0) is forward else len(trace.pieces) - 1
+            place = 0 if (row.done == 0) is forward else num_pieces - 1
         else:
-            before = row.done if forward else last - row.done
-            place, after = layers.piece_of[before : before + 2]
-            if after > place + 1:  # pieces without units run
-                place += 1
-            elif not forward:
-                place = after
+            place = piece_of[row.done] if forward else piece_of[last - row.done + 1]
         found.append((place, row))
     return found
 
 
-def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -> tuple[float, float]:
-    """Return the bytes of a stage's arriving gradients and of its finished gradients at a moment, without unit 0.
+def _gradients(
+    step: JobStep, layers: _Layers, states: StageStates, row: Moment, *, place: int, bounds: tuple[int, int]
+) -> tuple[float, float, float]:
+    """Return the bytes of a stage's arriving gradients and of its finished gradients at a moment, without unit 0; and
+    the part of the latter that is not reduced.
 
     The gradient of a parameter used by several pieces is summed at the first of these pieces in the whole model, but in
     a pipeline at the first in each stage.
     """
-    new, done = row.arriving, row.own + sum(layers.gradients[place + 1 : end])
-    for size, users in layers.tied:
+    start, end = bounds
+    new, done, whole = row.arriving, row.own + sum(layers.gradients[place + 1 : end]), 0.0
+    for index, users in layers.users.items():
+        size = step.element_bytes * step.trace.parameters[index].num_elements
+        is_done = any(place < user < end for user in users)
+        whole += states.whole.get(index, 0.0) * is_done
+        if len(users) == 1 or not step.trace.parameters[index].is_trained:
+            continue
         if start <= users[0] and users[-1] < end:
             continue
         if users[0] <= place < users[-1]:
             new -= size
-            done += size * any(place < user < end for user in users)
+            done += size * is_done
         if place == users[0]:
             new = min(new, size)
-    return max(new, 0.0), done
+    return max(new, 0.0), done, whole
 
 
-def _at_loss(trace: StepTrace, mode: str) -> float:
+def _at_loss(trace: StepTrace, after_loss: float) -> float:
     """Return the maximum bytes during the loss, for one sample.
 
     The bytes that the loss adds to the model's saved tensors are taken from the trace without recomputation.
     """
-    at_loss = max(row.activations for row in trace.moments["none"] if row.phase == "loss")
-    return _after_loss(trace, mode) + at_loss - _after_loss(trace, "none")
+    rows = trace.moments["none"]
+    turns = [row for row in rows if row.phase == "turn"]
+    at_end = max((row.activations for row in turns if not row.unit), default=turns[0].activations)
+    return after_loss + max(row.activations for row in rows if row.phase == "loss") - at_end

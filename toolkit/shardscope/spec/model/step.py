@@ -41,6 +41,10 @@ class Moment(Spec):
     """Bytes of gradients accumulated for unit 0's parameters."""
     saved: NonNegativeFloat = 0.0
     """Peak bytes saved for the backward pass during this phase of the unit, for one sample."""
+    outputs: NonNegativeFloat = 0.0
+    """Part of `activations` that the unit's output and its gradient take, for one sample."""
+    inputs: NonNegativeFloat = 0.0
+    """At `enter`, `turn` and `leave`: the part of `activations` that the unit's inputs take, for one sample."""
 
 
 class ParameterRow(Spec):
@@ -171,6 +175,11 @@ class StepTrace(Spec):
     """Layers between which a pipeline can split the module, in execution order; empty if it cannot be split."""
     moments: dict[str, tuple[Moment, ...]]
     """Moments by recomputation mode: ``none``, ``selective``, ``full``."""
+    layer_moments: dict[str, tuple[Moment, ...]] = Field(default_factory=dict)
+    """Moments of a step in which each of `pieces` is a unit, from 1 on; empty if those in `moments` separate them."""
+    flowing_moments: dict[str, tuple[Moment, ...]] = Field(default_factory=dict)
+    """The same if the first of them, which has no trained parameters, has an output that requires a gradient, as the
+    input of a stage does; empty if it has trained parameters."""
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Peak bytes saved for the backward pass, for one sample, by recomputation mode. Empty if the loss was not traced;
     `moments` then describes a step without the loss."""
@@ -199,6 +208,31 @@ class StepTrace(Spec):
         """Indices of the units that the forward pass runs, including unit 0; all units if no moments are known."""
         moments = self.moments.get("none", ())
         return {0, *(moment.unit for moment in moments)} if moments else {*range(len(self.units))}
+
+    @property
+    def first_trained(self) -> int:
+        """Index in `pieces` of the first layer with a trained parameter; up to it, inputs require no gradient."""
+        trained = (
+            any(self.parameters[index].is_trained for index in piece.parameters) for piece in self.pieces
+        )
+        return next((place for place, is_trained in enumerate(trained) if is_trained), len(self.pieces))
+
+    def pieces_of_units(self, mode: str) -> list[int] | None:
+        """Return the index in `pieces` of each unit's layer, 0 for unit 0; None if moments do not separate the layers.
+
+        They do if the first layer has trained parameters, each layer consists of whole units, and only the first and
+        the last, such as those of a transformer, have parameters of unit 0.
+        """
+        leaves = {row.unit for row in self.moments.get(mode, ()) if row.phase == "leave"}
+        found, last = [0], len(self.pieces) - 1
+        for place, piece in enumerate(self.pieces):
+            units = sorted({self.parameters[index].unit for index in piece.parameters})
+            own = [unit for unit in units if unit]
+            is_whole = own == [*range(len(found), len(found) + len(own))] and leaves.issuperset(own)
+            if not is_whole or (place and not units) or (own != units and 0 < place < last):
+                return None
+            found += [place] * len(own)
+        return found if len(found) == len(self.units) and self.first_trained == 0 else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -3,7 +3,7 @@
 If the number of ranks or the strategy has changed, each rank's own state cannot be restored. Every rank then resumes
 with the mean of all saved residuals. This preserves the mean residual: the part of the mean gradient that has not been
 applied to the weights yet. The same is done if the method is unchanged but its settings split buckets into packets
-differently. Between layouts of which one divides the model over tensor ranks, the state is dropped.
+differently. Between layouts of which one divides the model over tensor ranks or pipeline stages, the state is dropped.
 
 If the compression method has changed, the new method starts without any state. For example, a residual of top-k may be
 the sum of small gradients from a hundred steps, and int8 would send all of it in a single step. Other state, such as
@@ -23,7 +23,7 @@ from torch import Tensor
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
 from shardscope.training.checkpoint.pieces import CheckpointReader
-from shardscope.training.strategies.base import TENSOR_SUFFIX, RankStrategy
+from shardscope.training.strategies.base import DIVIDED_SUFFIX, RankStrategy
 
 _CUTS = ("exchange", "block")
 _MERGED_KINDS = {"share"}
@@ -91,9 +91,9 @@ def restore_compressor_state(
     if saved_layout == strategy.layout and saved_method in (None, now):
         what, rank = "its own", strategy.all_ranks.rank
         strategy.load_compressor_state(_filled(reader, rank, saved.get(rank, {})))
-    elif TENSOR_SUFFIX in f"{saved_layout} {strategy.layout}":
+    elif DIVIDED_SUFFIX in f"{saved_layout} {strategy.layout}":
         return _dropped(
-            "nothing", _kinds(saved), "the number of tensor ranks, which divide the model, has changed"
+            "nothing", _kinds(saved), "the tensor ranks or stages, which divide the model, have changed"
         )
     else:
         what = "the mean"

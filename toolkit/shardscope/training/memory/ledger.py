@@ -83,6 +83,7 @@ class AllocationLedger(TorchDispatchMode):
             runs.
 
     Attributes:
+        held: The same argument.
         events: The recorded events, in order; a caller may add its own.
         num_operations: Number of operations that returned tensors; operations that return views are not counted.
         moved_bytes: Total bytes read and written by these operations, without operations whose time is computed from
@@ -103,7 +104,7 @@ class AllocationLedger(TorchDispatchMode):
         self.events: list[Any] = []
         self.num_operations = 0
         self.moved_bytes = self.product_elements = self.weight_elements = 0
-        self._held, self._after, self._scratch = held, after, scratch
+        self.held, self._after, self._scratch = held, after, scratch
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._sums: list[tuple[set[int], set[int]]] = []
         self._num_made = 0
@@ -120,7 +121,7 @@ class AllocationLedger(TorchDispatchMode):
             if func.overloadpacket not in flop_registry:
                 self.moved_bytes += sum(map(num_bytes, tensors))
             else:
-                held = sum(each.numel() for each in tensors if None not in self._held.kinds(each))
+                held = sum(each.numel() for each in tensors if None not in self.held.kinds(each))
                 self.weight_elements += held
                 self.product_elements += sum(each.numel() for each in tensors) - held
         if func in _PASSED_ON:
@@ -171,7 +172,7 @@ class AllocationLedger(TorchDispatchMode):
 
     def _serial(self, storage: torch.UntypedStorage) -> int:
         """Return the serial number of a storage, and record its allocation if it is new; 0 for storages in `held`."""
-        if storage in self._held:
+        if storage in self.held:
             return 0
         key = id(storage)  # unique while the storage exists
         if key not in self._alive:

@@ -18,12 +18,18 @@ class StepMark(NamedTuple):
     done: int
 
 
+class HandedOn(NamedTuple):
+    """Event before a mark: the bytes in memory of the running unit's output and its gradient."""
+
+    num_bytes: int
+
+
 def replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
     """Yield the memory in use at each mark, computed from the events before it in the ledger."""
     gradients = ledger.gradients()
     sizes: dict[int, int] = {}
     owners: dict[int, int] = {}
-    activations = arriving = 0
+    activations = arriving = handed_on = 0
     placed = [0] * (num_units + 1)
     for event in ledger.events:
         match event:
@@ -39,23 +45,26 @@ def replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[M
                 size = sizes.pop(storage)
                 arriving -= size * (storage in gradients)
                 activations -= size * (storage not in gradients)
+            case HandedOn(num_bytes):
+                handed_on = num_bytes
             case StepMark(phase, unit, done):
                 here = sum(placed[1 : num_units + 1 - done]) if phase in ("turn", "backward", "leave") else 0
                 yield Moment(
                     phase=phase, unit=unit, done=done, activations=activations / samples, arriving=arriving,
-                    own=here, around=placed[0],
+                    own=here, around=placed[0], outputs=handed_on / samples,
                 )  # fmt: skip
 
 
 def highest(moments: Iterator[Moment]) -> Iterator[Moment]:
     """Yield the Pareto-maximal moments among those with the same mark.
 
-    A moment is left out if another moment with the same mark has at least as much memory in all four amounts:
-    activations, and three types of gradient memory.
+    A moment is left out if another moment with the same mark has at least as much memory in all amounts: activations,
+    with and without the unit's output, and three types of gradient memory.
     """
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
-        amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
+        inner = moment.activations - moment.outputs
+        amounts: tuple[float, ...] = (moment.activations, inner, moment.arriving, moment.own, moment.around)
         places[mark_of(moment)][amounts] = moment
     for found in places.values():
         for least, moment in found.items():

@@ -63,8 +63,8 @@ from shardscope.training.strategies.step_result import StepResult
 from shardscope.training.tensor import TensorAxis, TensorSplit
 from shardscope.training.tensor.same_batch import COMPARED_EVERY, require_same_batch
 
-TENSOR_SUFFIX = " x tensor "
-"""Precedes the number of tensor ranks in the name of a layout."""
+DIVIDED_SUFFIX = " x "
+"""Precedes what divides the model, such as tensor ranks, in the name of a layout."""
 MicroBatch = Batch
 Named = tuple[str, nn.Parameter]
 """A parameter with its name in the model."""
@@ -118,6 +118,8 @@ class RankStrategy(ABC):
     """The modules that hold adopted parameters (see `adopt`), which need not be part of the model."""
     repeated: Collection[str] = ()
     """Names of adopted parameters that several modules of a rank hold."""
+    _divided: Collection[str] = ()
+    """Names of parameters of which each tensor rank has a part."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -275,6 +277,7 @@ class RankStrategy(ABC):
         self.require_same_batch([example])
         if tensor is not None:
             divide_checked(model, tensor, example[0])
+            self.of_data._divided = tensor.cuts  # noqa: SLF001 - the same class
         if sequence is not None:
             install_checked(self.trained_as(model), sequence, example[0])
             whole, divided = self.example, sequence
@@ -633,7 +636,7 @@ class RankStrategy(ABC):
 
         Compressor state that was saved with a different layout must be converted.
         """
-        parts = "" if self.tensor_split is None else f"{TENSOR_SUFFIX}{self.tensor_split.axis.size}"
+        parts = "" if self.tensor_split is None else f"{DIVIDED_SUFFIX}tensor {self.tensor_split.axis.size}"
         return f"{self.name} {self.context.world_size}{parts}"
 
     def compressor_state(self) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._gradient_order import GradientOrder, ZeroGradients
 from shardscope.training.strategies._hook import BucketHook, mean_of
 from shardscope.training.strategies.base import LossFunction, Named, RankStrategy, no_gradient_error
-from shardscope.training.tensor import TensorSplit
 from shardscope.training.twin import twin_of
 
 
@@ -90,19 +89,19 @@ class BucketedRank(RankStrategy):
         """Replace ``bucket.flat`` with its mean over all ranks."""
         if self.compressor is None:
             self.sum_(bucket.flat.div_(self.context.world_size))
-        elif self.tensor_split is None:
+        elif not self._divided:
             self.compressor.mean_(bucket, self.carrier)
         else:
-            self._compress_apart(bucket, self.compressor, self.tensor_split)
+            self._compress_apart(bucket, self.compressor)
 
-    def _compress_apart(self, bucket: Bucket, compressor: Compressor, split: TensorSplit) -> None:
+    def _compress_apart(self, bucket: Bucket, compressor: Compressor) -> None:
         """Compress a bucket's whole tensors apart from the divided ones.
 
         All ranks of a tensor group have the same gradients of whole tensors, and so the same result.
         """
         views = bucket.views(bucket.flat)
         for is_divided in (False, True):
-            names = [name for name in bucket.names if (name in split.cuts) == is_divided]
+            names = [name for name in bucket.names if (name in self._divided) == is_divided]
             if names:
                 flat = torch.cat([views[name].reshape(-1) for name in names])
                 part = replace(bucket, names=names, shapes=[views[name].shape for name in names], flat=flat)

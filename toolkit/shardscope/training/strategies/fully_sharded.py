@@ -12,10 +12,8 @@ link or latency, for compression or for replicas.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -28,7 +26,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from shardscope.errors import SpecError
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.training._compat import (
     FsdpUnit,
@@ -77,6 +74,7 @@ from shardscope.training.strategies._relayout import (
     can_be_cut,
     units_with_parameters,
 )
+from shardscope.training.strategies._replaced import following_tied, refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Named, Predict
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
@@ -140,7 +138,7 @@ class FullySharded(Partitioned):
                 parameter.data = parameter.data.contiguous()
         mesh, self.roots = self._mesh(), roots
         self.shard_group = mesh.get_group(mesh.ndim - 1)
-        with refusing_strays(self.model, self.name):
+        with refusing_strays(self.model, self.name), following_tied(self.model, roots):
             units = [each for root in roots for each in self._units_of(root, mesh, own)]
         self.unit_names, self.units = [name for name, _ in units], [unit for _, unit in units]
         group = self.context.group
@@ -476,31 +474,3 @@ def _average(numbers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None
         means = flat.div_(dist.get_world_size(group)).split([number.numel() for number in numbers])
         for number, mean in zip(numbers, means, strict=True):
             number.copy_(mean.view(number.shape))
-
-
-@contextmanager
-def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
-    """Return a context manager within which FSDP2 replaces the parameters of `model` with shards.
-
-    A reference outside the model's modules, such as in a list or a closure, would still lead to the original parameter,
-    which keeps its initial values and is never trained.
-
-    On exit, each original parameter that is still referenced gets a hook, which raises a `SpecError` when a backward
-    pass computes a gradient for it.
-    """
-    replaced = {name: weakref.ref(p) for name, p in model.named_parameters() if p.requires_grad}
-    yield
-    gc.collect()  # frees unreferenced parameters
-    kept = {id(parameter) for parameter in model.parameters()}
-    for name, reference in replaced.items():
-        parameter = reference()
-        if parameter is not None and id(parameter) not in kept:
-            parameter.register_hook(partial(_refuse, name, strategy))
-
-
-def _refuse(name: str, strategy: str, gradient: Tensor) -> None:  # noqa: ARG001 - a hook receives the gradient
-    raise SpecError(
-        f"the model uses its parameter {name!r} through a reference outside its module, such as in a list or a "
-        f"closure, but strategy={strategy!r} has replaced the parameter with a shard; read the parameter from its "
-        "module in every forward pass, or use strategy='zero-1'"
-    )

@@ -134,8 +134,10 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
         for each in one.exchanges
         if each.whole is None
     ]  # fmt: skip
+    # Means of compressed gradients may differ by stage, so they are taken before the sums of tied gradients.
+    exchanged = (*after, *tied) if step.job.compression.is_on else (*tied, *after)
     return found._replace(
-        exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
+        exchanges=tuple(filter(None, (*inside, *exchanged, *norms))),
         flow=found.flow._replace(
             copies=step.world_size // mesh.pipeline, sends=on_axis("pipeline", found.flow.sends)
         ),

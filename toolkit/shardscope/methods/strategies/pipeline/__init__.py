@@ -315,11 +315,7 @@ class Pipeline(Strategy):
             mode = step.job.recompute
             if mode not in pieces[place].split:
                 reason = pieces[place].not_split.get(mode, "it was not traced")
-                raise SpecError(
-                    f"schedule={self.schedule.name!r} splits the backward pass of all stages but the first, and "
-                    f"PyTorch cannot split that of layer {place + 1} of {len(pieces)} ({reason}); use a schedule such "
-                    "as '1f1b'"
-                )
+                raise not_split(self.schedule, f"layer {place + 1} of {len(pieces)}", reason)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
     def _table(self, step: JobStep) -> ScheduleTable | None:
@@ -542,3 +538,11 @@ def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, 
             f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers; "
             f"make the numbers add up to {num_layers}"
         )
+
+
+def not_split(schedule: PipelineSchedule, what: str, reason: str) -> SpecError:
+    """Return the error that PyTorch cannot split the backward pass of a layer or stage."""
+    return SpecError(
+        f"schedule={schedule.name!r} splits the backward pass of all stages but the first, and PyTorch cannot split "
+        f"that of {what} ({reason}); use a schedule such as '1f1b'"
+    )

@@ -34,7 +34,13 @@ from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.optim.holding import Holding
 from shardscope.training.sequence import length_of
 from shardscope.training.sharding import largest_over_ranks, local
-from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy
+from shardscope.training.strategies.base import (
+    DIVIDED_SUFFIX,
+    LossFunction,
+    MicroBatch,
+    Predict,
+    RankStrategy,
+)
 from shardscope.training.tensor import TensorAxis
 from shardscope.training.tensor.same_batch import require_same_batch
 from shardscope.training.tensors_in import tensors_in
@@ -75,6 +81,7 @@ class PipelineRank(RankStrategy):
         assert isinstance(self.along.strategy, pipeline.Pipeline)
         self.settings = self.along.strategy
         self.data = data or SingleRank(job, context.on_axis("data", None))
+        self.compressor = self.data.compressor
 
     @property
     def of_data(self) -> RankStrategy:
@@ -234,6 +241,11 @@ class PipelineRank(RankStrategy):
         return len(self.stage_ranks) - 1 in self.stages
 
     @property
+    def layout(self) -> str:
+        stages = "-".join(map(str, self.cut.split))
+        return f"{super().layout}{DIVIDED_SUFFIX}stages of {stages} layers"
+
+    @property
     def part_number(self) -> int:
         return self.context.rank * self.data.context.world_size + self.data.part_number
 
@@ -277,7 +289,8 @@ class PipelineRank(RankStrategy):
         return self._mean_loss()
 
     def finish_exchange(self) -> None:
-        if self.data.settings.exchanges_in_passes:  # each rank has the shards of the same replica's copies
+        # Shards of gradients are those of the same replica's copies; means of compressed gradients may differ by stage.
+        if self.data.settings.exchanges_in_passes or self.compressor is not None:
             self.data.finish_exchange()
             self._sum_tied()
         else:

@@ -22,8 +22,9 @@ from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerP
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split
 from shardscope.training.context import RankContext
-from shardscope.training.data import call
+from shardscope.training.data import call, map_tensors
 from shardscope.training.models.in_order import Layers, layers_in_order
+from shardscope.training.results import as_result
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class StageModule(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
+        x = map_tensors(as_result, x)  # the first layer may change it in place
         with self.autocast():
             for layer in self.layers:
                 x = call(layer, x)

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardscope.errors import SpecError
 from shardscope.training.data import call, map_tensors
 from shardscope.training.models.in_order import Layers
+from shardscope.training.results import as_result
 from shardscope.training.tensors_in import tensors_in
 
 REPEATS = 3
@@ -91,7 +92,7 @@ def _stored_bytes(layer: nn.Module, x: Any) -> tuple[int, Any]:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = call(layer, x)
+        y = call(layer, map_tensors(as_result, x))
     return sum(storage.nbytes() for storage in kept.values()), y
 
 
@@ -102,7 +103,7 @@ def _seconds(layer: nn.Module, x: Any) -> float:
     for _ in range(REPEATS):
         _finish(device)
         start = time.perf_counter()
-        results = [y for y in tensors_in(call(layer, x)) if y.requires_grad]
+        results = [y for y in tensors_in(call(layer, map_tensors(as_result, x))) if y.requires_grad]
         if wanted and results:
             torch.autograd.grad(results, wanted, [torch.ones_like(y) for y in results], allow_unused=True)
         _finish(device)
@@ -114,7 +115,7 @@ def _flops(layer: nn.Module, x: Any) -> float:
     from shardscope.training.flops import flop_counter  # a slow import, needed only here
 
     with flop_counter() as counter:
-        call(layer, x)
+        call(layer, map_tensors(as_result, x))
     return float(counter.get_total_flops())
 
 

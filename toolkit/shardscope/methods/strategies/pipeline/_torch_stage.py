@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp, build
 from shardscope.analytic.schedules.stage_passes import followed_by_weights, pass_flops
+from shardscope.methods.strategies.pipeline import not_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage, without_gathers
 from shardscope.training.memory import MemoryWatch
 from shardscope.training.meter import Meter
+from shardscope.training.split_trace import SPLIT_ERRORS, reason_of
 from shardscope.training.strategies.base import RankStrategy
 
 
@@ -35,7 +39,7 @@ def schedule_of(
     table = build(schedule, stages[0].group_size, microbatches, len(stages))
     followed = followed_by_weights(table.ranks[stages[0].group_rank])
     for stage in stages:
-        stage.followed = followed
+        stage.followed, stage.schedule = followed, schedule
     if schedule.torch_class is None:
         return without_gathers(OrderedSchedule(table.ranks, stages, microbatches, **options))
     run_by = getattr(schedules, schedule.torch_class)
@@ -87,6 +91,10 @@ class RecordedStage(StaticStage):
     """Strategy of the ranks with the same stage, which exchanges the stage's gradients."""
     inputs: Sequence[Any] = ()
     """Inputs of each micro-batch, for the first stage; set here because torch splits and checks only tensors."""
+    schedule: PipelineSchedule
+    """The schedule; an error of its first split backward pass says that PyTorch cannot split it."""
+    has_split = False
+    """Whether a backward pass for weights has succeeded."""
     followed: Collection[ScheduledOp] = ()
     """Backward passes after which parameters stay gathered; see `followed_by_weights`."""
 
@@ -98,12 +106,27 @@ class RecordedStage(StaticStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        with self._running("B" if full_backward else "I", bwd_chunk_id):
+        refused = nullcontext() if full_backward else self._refusing()
+        with self._running("B" if full_backward else "I", bwd_chunk_id), refused:
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with self._running("W", bwd_chunk_id):
+        with self._running("W", bwd_chunk_id), self._refusing():
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self.has_split = True
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Return a context manager for halves of backward passes, which refuses stages that cannot be split."""
+        try:
+            yield
+        except SPLIT_ERRORS as error:
+            if self.has_split or isinstance(
+                error.__cause__ or error, dist.DistError | torch.OutOfMemoryError
+            ):
+                raise
+            what = f"stage {self.stage_index + 1} of {self.num_stages}"
+            raise not_split(self.schedule, what, reason_of(error)) from error
 
     def _running(self, kind: str, microbatch: int) -> AbstractContextManager[None]:
         """Return a context manager for a backward pass, which records it."""
