@@ -68,6 +68,17 @@ def test_it_knows_when_it_is_of_another_machine() -> None:
     assert "it has no stage_s" in str(SHIPPED.replace(machine=here, constants=tuple(older)).why_not_here())
 
 
+def test_times_of_messages_that_an_earlier_version_measured_differently_are_not_used() -> None:
+    here = SHIPPED.replace(machine=HostMachine.here())
+    older = HostCalibration.from_json(here.to_json().replace("woken_message_s", "idle_message_s"))
+    assert {row.name for row in {*SHIPPED.constants} - {*older.constants}} == {"woken_message_s"}
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)
+    emulated = ss.Cluster.emulated(nodes=2, flops="1 GFLOP/s")
+    found, expected = (ss.predict(job, emulated, calibration=each) for each in (older, here))
+    assert "It has no woken_message_s" in str(found.note)
+    assert found.step_time_s == expected.step_time_s
+
+
 def test_quantiles_need_the_ends_of_the_interval() -> None:
     with pytest.raises(SpecError, match="has no '95'; give the levels"):
         SHIPPED.replace(quantiles={"5": 0.5})

@@ -242,7 +242,7 @@ def test_what_is_measured_is_saved_and_used_by_later_predictions(monkeypatch: py
     assert saved() == found
     assert found.num_runs == 2
     if sys.platform == "linux":
-        assert found.value("idle_message_s", transport="tcp") > 0
+        assert found.value("woken_message_s", transport="tcp") > 0
     prediction = ss.predict(JOB)
     assert prediction.host == found
     assert prediction.where == f"this machine, calibrated on {found.measured_at[:10]}"
@@ -317,7 +317,7 @@ def test_a_brief_measurement_is_saved_and_says_so(monkeypatch: pytest.MonkeyPatc
     assert "from another machine" in found.note
     assert "on 1 and on 2 ranks" in found.note
     assert found.was_busy == ("Other programs were running" in found.note)
-    assert "idle_message_s" not in {row.name for row in found.constants}, "those of another machine"
+    assert "woken_message_s" not in {row.name for row in found.constants}, "those of another machine"
 
 
 @pytest.mark.usefixtures("own_cache")

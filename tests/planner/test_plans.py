@@ -82,6 +82,9 @@ def test_explaining_names_settings_that_differ(plans):
 def test_a_rank_that_is_not_there_is_refused(plans):
     with pytest.raises(SpecError, match="second=0 is not a position in the ranking"):
         plans.explain(1, 0)
+    for use in (plans.ranked, plans.stage_layers, plans.rehearsal, plans.trainer_config):
+        with pytest.raises(SpecError, match="rank=True is not a position in the ranking"):
+            use(True)
 
 
 class TestWhy:

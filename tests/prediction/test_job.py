@@ -95,6 +95,21 @@ def test_a_model_without_a_layout_takes_the_time_of_its_operations() -> None:
     assert before.value < after.value < 2 * before.value, "weights are read once, whatever the batch"
 
 
+def test_a_backward_pass_repeats_all_operations_that_it_recomputes() -> None:
+    plain, recomputing = (ss.predict(job_of("single", recompute=mode)).time for mode in ("none", "full"))
+    for part, number in (
+        ("matrix products", "FLOP"),
+        ("other operations", "bytes"),
+        ("launches", "operations"),
+    ):
+        forward, backward, longer = (
+            time[phase][part].inputs[number]
+            for time, phase in ((plain, "forward"), (plain, "backward"), (recomputing, "backward"))
+        )
+        assert longer == pytest.approx(backward + forward, rel=1e-12)
+        assert recomputing["forward"][part].inputs[number] == forward > 0
+
+
 def test_a_peak_without_buffers_that_are_unknown_says_so() -> None:
     lacking = "plus work buffers (not predicted)"
     job = ss.Job(model="mlp", data="digits", strategy="zero-2", world_size=2, batch=8)
@@ -129,9 +144,9 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     cluster = ss.Cluster.emulated(nodes=64, flops="1 GFLOP/s")
     host = HostCalibration.shipped()
     none, one, all_of_them = np.zeros(64, int), np.array([3] + 63 * [0]), np.array(64 * [3])
-    kept = tuple(row for row in host.constants if row.name != "idle_message_s")
+    kept = tuple(row for row in host.constants if row.name != "woken_message_s")
     measured = tuple(
-        Constant(name="idle_message_s", transport="tcp", ranks=ranks, value=value, low=value, high=value)
+        Constant(name="woken_message_s", transport="tcp", ranks=ranks, value=value, low=value, high=value)
         for ranks, value in ((2, 1e-4), (64, 2e-3))
     )
     here = HostMachine.here()
@@ -208,15 +223,15 @@ def test_sleep_absorbs_waits_for_a_core_and_shortens_by_what_computes_during_gat
 
 def test_a_calibration_without_times_of_sleeping_ranks_says_that_it_borrows_them() -> None:
     host = HostCalibration.shipped()
-    older = host.replace(constants=[row for row in host.constants if row.name != "idle_message_s"])
+    older = host.replace(constants=[row for row in host.constants if row.name != "woken_message_s"])
     emulated = ss.Cluster.emulated(nodes=4, flops="1 GFLOP/s")
     whole, borrowed = (ss.predict(job_of(), emulated, calibration=each) for each in (host, older))
     assert borrowed.step_time_s == pytest.approx(whole.step_time_s)
-    assert "no idle_message_s" in str(borrowed.note)
-    assert "no idle_message_s" in str(borrowed)
-    assert "idle_message_s" not in str(whole.note)
+    assert "no woken_message_s" in str(borrowed.note)
+    assert "no woken_message_s" in str(borrowed)
+    assert "woken_message_s" not in str(whole.note)
     no_sleep = ss.Cluster.emulated(nodes=4)
-    assert "idle_message_s" not in str(ss.predict(job_of(), no_sleep, calibration=older).note)
+    assert "woken_message_s" not in str(ss.predict(job_of(), no_sleep, calibration=older).note)
 
 
 def test_stated_times_are_nearly_certain() -> None:

@@ -30,7 +30,7 @@ CONSTANTS: dict[str, Kind] = {
     "unit_s": Kind("s", "fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters", ("ranks",)),
     "stage_s": Kind("s", "fixed time per micro-batch of a pipeline stage, in both passes", ("ranks",)),
     "message_s": Kind("s", "time per message", ("transport", "ranks")),
-    "idle_message_s": Kind("s", "time per message of ranks that do not compute", ("transport", "ranks")),
+    "woken_message_s": Kind("s", "time per message of ranks that slept before it", ("transport", "ranks")),
     "message_bandwidth": Kind("B/s", "bytes that one rank sends in a collective", ("transport", "ranks")),
     "link_efficiency": Kind(
         "x", "fraction of a link's bandwidth that messages between nodes reach", ("transport",)
@@ -43,8 +43,10 @@ CONSTANTS: dict[str, Kind] = {
 """All constants, by name."""
 MEASURED_OF_PAIRS = tuple(name for name, kind in CONSTANTS.items() if "nodes" in kind.needs)
 """Constants that only a calibration of an emulated cluster has; they reveal slow links; predictions do not use them."""
-NOT_FITTED = (*MEASURED_OF_PAIRS, "idle_message_s")
+NOT_FITTED = (*MEASURED_OF_PAIRS, "woken_message_s")
 """Constants that are measured separately instead of being fitted to runs; a calibration may lack them."""
+OUTDATED = ("idle_message_s",)
+"""Names of constants of earlier versions, which measured something else: messages of ranks that had not slept."""
 
 _SIZES = {
     "FLOP/s": ((1e9, "GFLOP/s"), (1e6, "MFLOP/s")),

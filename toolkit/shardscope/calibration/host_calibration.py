@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -13,15 +13,15 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from shardscope.calibration import calibration_view as view
 from shardscope.calibration.calibration import Calibration, Fitted, Interval
-from shardscope.calibration.constants import CONSTANTS, NOT_FITTED
+from shardscope.calibration.constants import CONSTANTS, NOT_FITTED, OUTDATED
 from shardscope.disk_cache import cache_dir, store
 from shardscope.errors import DataError, SpecError
 from shardscope.show import Part
@@ -135,6 +135,14 @@ class HostCalibration(Fitted):
     error: NonNegativeFloat | None = None
     """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it; None with
     too few runs."""
+
+    @field_validator("constants", mode="before")
+    @classmethod
+    def _without_outdated(cls, constants: Any) -> Any:
+        """Leave out constants of earlier versions, so that the calibration lacks those that replace them."""
+        if not isinstance(constants, list | tuple):
+            return constants
+        return [row for row in constants if not (isinstance(row, Mapping) and row.get("name") in OUTDATED)]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

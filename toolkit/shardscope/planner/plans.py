@@ -280,7 +280,7 @@ class Plans:
         Raises:
             SpecError: The ranking has no such position.
         """
-        if isinstance(rank, Integral) and 1 <= rank <= len(self.order):
+        if isinstance(rank, Integral) and not isinstance(rank, bool) and 1 <= rank <= len(self.order):
             return self.layout(int(self.order[rank - 1]))
         known = f"use 1 to {len(self.order)}" if len(self.order) else f"it is empty: {self.problem}"
         raise SpecError(f"{name}={quoted(rank)} is not a position in the ranking; {known}")

@@ -75,7 +75,7 @@ _NO_RATES = (
     "ss.Cluster.of('h100', per_node={world_size})"
 )
 _SHIPPED_IDLE = (
-    "It has no idle_message_s: for messages between ranks that sleep on emulated processors, the times "
+    "It has no woken_message_s: for messages between ranks that sleep on emulated processors, the times "
     "that ship with Shardscope are used. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (

@@ -345,10 +345,10 @@ def _messages(
 
 def _idle_messages(host: HostCalibration, transport: str, usable: float) -> IdleMessages:
     """Return the message times of sleeping ranks on these cores; shipped values if the calibration has none."""
-    is_shipped = not host.has("idle_message_s", transport)
+    is_shipped = not host.has("woken_message_s", transport)
     if is_shipped:
         host = HostCalibration.shipped()
-    rows, cores = host.rows("idle_message_s", transport), usable / host.machine.cores
+    rows, cores = host.rows("woken_message_s", transport), usable / host.machine.cores
     ranks, seconds = tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows)
     return IdleMessages(ranks, seconds, is_shipped)
 

@@ -65,6 +65,7 @@ def pipeline_peaks(
     passes: int,
     sharded: ShardedStages | None = None,
     keeps_gradients: bool = False,
+    exchanged: Sequence[float] = (),
 ) -> list[RankPeak]:
     """Return the peak of each rank.
 
@@ -75,12 +76,13 @@ def pipeline_peaks(
         passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
         sharded: How stages are sharded; None if they are whole.
         keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
+        exchanged: Bytes of the copy of gradients that each rank exchanges after all passes; empty if there is none.
     """
     stages = _stages(step, table, split, sharded)
     return [
         rank_peak(
             step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
-            passes=passes, keeps_gradients=keeps_gradients,
+            passes=passes, keeps_gradients=keeps_gradients, exchanged=exchanged[rank] if exchanged else 0.0,
         )
         for rank in range(step.world_size)
     ]  # fmt: skip

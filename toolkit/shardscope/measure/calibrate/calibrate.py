@@ -29,7 +29,7 @@ from shardscope.errors import DataError, SpecError, require
 from shardscope.machine import running_processes, usable_cores
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
-from shardscope.measure.calibrate.idle import idle_message_constants
+from shardscope.measure.calibrate.idle import woken_message_constants
 from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
@@ -92,9 +92,9 @@ def calibrate_machine(
             probes, cluster, progress or _silent, budget_s=BRIEF_S if is_brief else BUDGET_S
         )
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known, slower=slower)
-        idle, why_not = ([], _BRIEF.format(brief=brief)) if is_brief else idle_message_constants()
+        idle, why_not = ([], _BRIEF.format(brief=brief)) if is_brief else woken_message_constants()
         pairs = [] if cluster is None else pair_constants(cluster)
-        kept = [row for row in found.constants if row.name != "idle_message_s"]
+        kept = [row for row in found.constants if row.name != "woken_message_s"]
         found = found.replace(
             name=_name(cluster),
             load_average=load,

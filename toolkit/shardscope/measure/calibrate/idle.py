@@ -27,7 +27,7 @@ _NOISE = 0.2
 _PATIENCE_S = 30.0
 
 
-def idle_message_constants() -> tuple[list[Constant], str]:
+def woken_message_constants() -> tuple[list[Constant], str]:
     """Return the time per message for each transport and number of ranks, and a note if it cannot be measured."""
     if sys.platform != "linux":
         return [], ""
@@ -44,7 +44,7 @@ def idle_message_constants() -> tuple[list[Constant], str]:
         return [], f"The time of messages between idle ranks could not be measured ({type(error).__name__})."
     found = [
         Constant(
-            name="idle_message_s", transport=transport, ranks=ranks,
+            name="woken_message_s", transport=transport, ranks=ranks,
             value=median(measured),
             low=min(measured) * (1 - _NOISE), high=max(measured) * (1 + _NOISE),
         )
