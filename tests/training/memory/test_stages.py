@@ -141,3 +141,22 @@ def test_stages_of_odd_layers_need_what_is_predicted(
     assert terms is not None
     for term, peak in zip(terms, peaks, strict=True):
         assert 0.99 < term.value / peak < 1.035
+
+
+class Cut(nn.Linear):
+    """A layer that no gradient flows through."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.detach())
+
+
+def test_stages_are_not_predicted_if_no_gradient_flows_through_a_layer() -> None:
+    job = ss.Job(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Cut(64, 64), nn.Linear(64, 10)),
+        data="digits", world_size=2, device="cpu", batch=ss.Batch(64, micro_batch=8),
+        strategy=ss.Pipeline(schedule="1f1b", split=(2, 2)),
+    )  # fmt: skip
+    found = ss.predict(job)
+    assert found.by_rank is found.peak_bytes is None
+    assert found.step_time_s is not None
+    assert "peak memory per rank: unknown" in str(found)

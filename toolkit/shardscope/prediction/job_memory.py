@@ -49,7 +49,8 @@ _WORK = "compression state, updates kept until all norms are known, received mes
 def rank_memory(
     step: JobStep, found: Traced, states: RankStates | None, device: Device | None = None
 ) -> list[Term] | None:
-    """Return the peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced.
+    """Return the peak memory of each rank, in bytes; None if the strategy has no formula, the loss was not traced, or
+    no gradient flows through a layer of a pipeline.
 
     Args:
         step: The training step to predict.
@@ -76,6 +77,8 @@ def rank_memory(
     if states is None or saved is None:
         return None
     if along is not None:
+        if (peaks := _in_a_pipeline(step, along)) is None:
+            return None
         return [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
@@ -87,9 +90,7 @@ def rank_memory(
                 ("batch", found.sample_bytes * samples.step, "inputs and targets"),
                 ("workspace", workspace, _WORKSPACE),
             )
-            for rank, (peak, samples) in enumerate(
-                zip(_in_a_pipeline(step, along), samples_by_rank(step), strict=True)
-            )
+            for rank, (peak, samples) in enumerate(zip(peaks, samples_by_rank(step), strict=True))
         ]
     return [
         _sum(
@@ -156,8 +157,8 @@ def held_at_once(
     return np.minimum(held, [term.value for term in by_rank])
 
 
-def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak]:
-    """Return the peaks of the ranks of a pipeline.
+def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
+    """Return the peaks of the ranks of a pipeline; None if no gradient flows through one of its layers.
 
     Args:
         step: The training step.
@@ -178,7 +179,7 @@ def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak]:
         along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded, keeps_gradients=stage == 1,
         exchanged=_exchanged(step, along),
     )  # fmt: skip
-    return [each for each in peaks for _ in range(copies)]
+    return None if peaks is None else [each for each in peaks for _ in range(copies)]
 
 
 def _exchanged(step: JobStep, along: JobStep) -> list[float]:

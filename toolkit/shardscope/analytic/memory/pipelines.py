@@ -13,7 +13,8 @@ From a stage's first backward pass on, all its parameters have full gradients; w
 For ZeRO 2 and 3, see `analytic.memory.sharded_stages`.
 
 Unless the blocks of a transformer are the units of the trace, the model is traced with each layer as a unit; and a
-second time if its first layers are frozen or have no parameters, because a stage's inputs require a gradient.
+second time if its first layers are frozen or have no parameters, because a stage's inputs require a gradient. If no
+gradient flows through one of them, such as after a `detach`, the memory of stages is not predicted.
 
 Predicted peaks without a split backward pass are within 0.1 % of those that torch's CPU allocator records on the ranks
 of a run, or at most 1.5 % below and 3.5 % above with autocast or recomputation (tests/training/memory/test_stages.py).
@@ -66,8 +67,8 @@ def pipeline_peaks(
     sharded: ShardedStages | None = None,
     keeps_gradients: bool = False,
     exchanged: Sequence[float] = (),
-) -> list[RankPeak]:
-    """Return the peak of each rank.
+) -> list[RankPeak] | None:
+    """Return the peak of each rank; None if no gradient flows through one of the layers, such as after a `detach`.
 
     Args:
         step: A step of a job.
@@ -78,7 +79,8 @@ def pipeline_peaks(
         keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
         exchanged: Bytes of the copy of gradients that each rank exchanges after all passes; empty if there is none.
     """
-    stages = _stages(step, table, split, sharded)
+    if (stages := _stages(step, table, split, sharded)) is None:
+        return None
     return [
         rank_peak(
             step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
@@ -88,8 +90,8 @@ def pipeline_peaks(
     ]  # fmt: skip
 
 
-def _layers(step: JobStep, *, takes_batch: bool) -> _Layers:
-    """Return the layers.
+def _layers(step: JobStep, *, takes_batch: bool) -> _Layers | None:
+    """Return the layers; None if no gradient flows through one of them.
 
     Args:
         step: A step of a job.
@@ -114,6 +116,8 @@ def _layers(step: JobStep, *, takes_batch: bool) -> _Layers:
             at_start.append(enter[unit].activations)
             taken.append(enter[unit].inputs)
             is_saved = flows or place > trace.first_trained
+            if is_saved and unit not in turn.keys() & leave.keys():
+                return None
             kept.append(turn[unit].inputs if is_saved else 0.0)
             below.append(leave[unit].activations - leave[unit].inputs - gradient if is_saved else 0.0)
         else:  # the parameters of a transformer's head are those of unit 0
@@ -139,14 +143,15 @@ def _layers(step: JobStep, *, takes_batch: bool) -> _Layers:
 
 def _stages(
     step: JobStep, table: ScheduleTable, split: Sequence[int], sharded: ShardedStages | None
-) -> list[StageMemory]:
+) -> list[StageMemory] | None:
     trace, mode, samples = step.trace, step.job.recompute, step.samples
     pieces, ends, ranks = trace.pieces, [*accumulate(split)], table.stage_ranks
     bounds = [*zip([0, *ends], ends, strict=False)]
     own = [{index for piece in pieces[start:end] for index in piece.parameters} for start, end in bounds]
     found = []
     for stage, (start, end) in enumerate(bounds):
-        layers = _layers(step, takes_batch=not start)
+        if (layers := _layers(step, takes_batch=not start)) is None:
+            return None
         is_last = end == len(pieces)
         output = trace.output_bytes if is_last else pieces[end - 1].output_bytes
         inputs = pieces[start - 1].output_bytes if start else 0.0

@@ -80,11 +80,19 @@ def rank_peak(
         keeps_gradients=keeps_gradients,
         count=count,
     )
+    ops = table.ranks[rank]
     if not running.keeps_sent:
         running.sent = max(stage.answer for stage in stages.values())
         running.sent += max(stage.output for stage in stages.values()) * (not step.is_on_gpus)
+    in_phases = not (running.keeps_sent or step.is_on_gpus) and all(op.op == "F" for op in ops[:count])
     peak = RankPeak(0.0, running.at_end + exchanged, received + running.sent)
-    for op in table.ranks[rank]:
+    for place, op in enumerate(ops):
+        if (
+            in_phases and place == count
+        ):  # nothing is being sent between the two phases, such as those of GPipe
+            running.sent = 0.0
+        elif in_phases and place == count + 1:
+            running.sent = stages[op.stage].answer
         messages = received + running.sent
         now = running.run(op)
         if sum(now) + messages > sum(peak):

@@ -214,7 +214,10 @@ def memory_rows(
         notes.append("peak is left out: only model states are predicted for an observed training loop.")
         return
     if prediction.by_rank is None:
-        notes.append("peak is left out: the loss was not traced, or the strategy has no formula.")
+        notes.append(
+            "peak is left out: the loss was not traced, the strategy has no formula, or no gradient flows through a "
+            "layer of the pipeline."
+        )
         return
     if "peak" not in held:
         notes.append("peak is left out: this run was recorded by a version that did not measure it.")
