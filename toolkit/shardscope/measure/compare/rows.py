@@ -215,8 +215,7 @@ def memory_rows(
         return
     if prediction.by_rank is None:
         notes.append(
-            "peak is left out: the loss was not traced, the strategy has no formula, or no gradient flows through a "
-            "layer of the pipeline."
+            "peak is left out: no formula, the loss was not traced, or a layer passes on no gradient."
         )
         return
     if "peak" not in held:
