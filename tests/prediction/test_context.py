@@ -15,13 +15,16 @@ from shardscope.methods.strategies.mesh import Mesh
 from shardscope.prediction.traced import traced
 from shardscope.runlog.axes import axis_of
 from shardscope.spec.models import MODELS, GPTConfig
+from training.strategies.test_context_axis import long_gpt
 
 COMMS = ["all-gather", "ring", "ulysses"]
 
 
 def job_of(world_size: int, strategy: ss.Strategy, **fields: Any) -> ss.Job:
-    fields = {"steps": 3, "record": EVERY_STEP, "batch": ss.Batch(16, micro_batch=4), **fields}
-    return ss.Job(model="gpt-nano", data="python-source", strategy=strategy, world_size=world_size, **fields)
+    fields = {
+        "model": "gpt-nano", "steps": 3, "record": EVERY_STEP, "batch": ss.Batch(16, micro_batch=4), **fields,
+    }  # fmt: skip
+    return ss.Job(data="python-source", strategy=strategy, world_size=world_size, **fields)
 
 
 def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> None:
@@ -180,6 +183,29 @@ def test_activations_fall_with_the_number_of_ranks() -> None:
         assert part is not None
         copies = config.layers * config.seq * config.hidden * 4 if comm == "ulysses" else 0
         assert part.saved_bytes["none"] == pytest.approx((whole.saved_bytes["none"] + copies) / 4, rel=1e-4)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("comm", COMMS)
+def test_memory_of_long_sequences_falls_as_predicted(pool: RankPool, tmp_path: Path, comm: str) -> None:
+    """Each rank has one sequence of 4,096 tokens at a time, or a half or a quarter of one."""
+    saved: dict[int, float] = {}
+    for context in (1, 2, 4):
+        folder = tmp_path / str(context)
+        folder.mkdir()
+        strategy = Mesh(data="ring", context=context, context_comm=comm)
+        job = job_of(4, strategy, model=long_gpt, batch=ss.Batch(4, micro_batch=1))
+        run_on(pool, job, folder)
+        found = hold_compared(job, folder)
+        for kind in ("activations", "peak"):
+            for predicted, measured in found["memory", kind].by_rank:
+                assert measured == pytest.approx(predicted, rel=0.01), kind
+        saved[context] = max(measured for _, measured in found["memory", "activations"].by_rank)
+    of_attention = 2 * 4096 * 16 * 4  # layers, tokens, hidden: Ulysses keeps them by heads and by tokens
+    copies = of_attention if comm == "ulysses" else 0
+    for context in (2, 4):
+        assert saved[context] == pytest.approx((saved[1] + copies) / context, rel=0.01)
 
 
 def test_a_simulated_step_sends_what_is_predicted() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import hold_compared, hold_states, hold_traffic, run_on
-from prediction.test_expert_axis import A2A, RING, even, job_of, mesh, routed, sent
+from prediction.test_expert_axis import A2A, HIDDEN, RING, even, job_of, mesh, routed, sent
+from shardscope.analytic.communication.experts import all_to_all_bytes
 from shardscope.analytic.job_step import JobStep
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.traced import traced
+from shardscope.runtime import Run
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.simulator.step import step_events_of
 
 ZERO_1 = ss.Zero1(bucket_mb=0.02)
@@ -72,6 +76,28 @@ def hold(pool: RankPool, strategy: ss.Strategy, folder: Path, **settings: Any) -
     hold_states(job, trace, events)
     for predicted, measured in hold_compared(job, folder)["memory", "activations"].by_rank:
         assert measured == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+def test_stages_with_uneven_loads_send_what_these_say(pool: RankPool, tmp_path: Path) -> None:
+    """The first of two stages has the first of two layers with experts, and recomputes it."""
+    job = job_of(routed, staged(), recompute="full")
+    found = sent(run_on(pool, job, tmp_path), job.steps)
+    loads = [
+        np.subtract(event["assigned"], event["dropped"])
+        for event in sorted(Run(RunDir(tmp_path), job).events(), key=lambda event: event.get("rank", 0))
+        if event["event"] == "experts" and event["step"] == job.steps
+    ]
+    assert len(loads) == 4
+    for stage in (0, 1):
+        ranks = slice(2 * stage, 2 * stage + 2)
+        said = all_to_all_bytes(
+            np.stack(loads[ranks])[:, [stage]], hidden=HIDDEN, element_bytes=4,
+            micro_batches=job.num_micro_batches, forward_passes=2,
+        )  # fmt: skip
+        assert found[ranks] == said.tolist()
+    assert len({*found}) > 1  # an even load has the same bytes in both stages
 
 
 def label(value: Any) -> str:

@@ -95,6 +95,21 @@ def test_a_model_without_a_layout_takes_the_time_of_its_operations() -> None:
     assert before.value < after.value < 2 * before.value, "weights are read once, whatever the batch"
 
 
+def test_a_backward_pass_repeats_all_operations_that_it_recomputes() -> None:
+    plain, recomputing = (ss.predict(job_of("single", recompute=mode)).time for mode in ("none", "full"))
+    for part, number in (
+        ("matrix products", "FLOP"),
+        ("other operations", "bytes"),
+        ("launches", "operations"),
+    ):
+        forward, backward, longer = (
+            time[phase][part].inputs[number]
+            for time, phase in ((plain, "forward"), (plain, "backward"), (recomputing, "backward"))
+        )
+        assert longer == pytest.approx(backward + forward, rel=1e-12)
+        assert recomputing["forward"][part].inputs[number] == forward > 0
+
+
 def test_a_peak_without_buffers_that_are_unknown_says_so() -> None:
     lacking = "plus work buffers (not predicted)"
     job = ss.Job(model="mlp", data="digits", strategy="zero-2", world_size=2, batch=8)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import shardscope as ss
+from conformance.one_process import follow
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance
 from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
 from prediction.test_expert_axis import A2A, even, sent
 from shardscope.analytic.job_step import JobStep
@@ -85,13 +85,8 @@ def deep_gpt() -> nn.Module:
 def test_every_axis_follows_one_process(
     pool: RankPool, tmp_path: Path, axis: str, schedule: str, recompute: str
 ) -> None:
-    class Split(StrategyConformance):
-        strategy, model = mesh(axis, schedule), staticmethod(even if axis == "expert" else deep_gpt)
-
-        def batch(self, world_size: int, accumulation: int) -> ss.Batch:
-            return ss.Batch(48, micro_batch=6)
-
-    Split().follow(pool, tmp_path, optimizer="lamb", precision="fp64", recompute=recompute, clip_norm=0.5)
+    model = even if axis == "expert" else deep_gpt
+    follow(pool, tmp_path, mesh(axis, schedule), model, recompute=recompute)
 
 
 def equal_layers() -> nn.Module:

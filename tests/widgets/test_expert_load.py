@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import shardscope as ss
+from shardscope.spec.mixture import RoutedMixture
 from shardscope_widgets.figures._expert_load import (
     draw_expert_load,
     expert_load_info,
@@ -12,6 +16,7 @@ from shardscope_widgets.figures._expert_load import (
 )
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab.panels import Panels
+from training.test_expert_watch import log_of
 
 
 def trace_of(*, drops: bool = True) -> Trace:
@@ -45,6 +50,23 @@ def test_without_drops_there_is_no_line_of_them() -> None:
     assert info is not None
     assert len(draw_expert_load(info).data) == 2
     assert "dropped" not in expert_load_text(info)
+
+
+@pytest.mark.slow
+def test_a_skewed_router_and_how_the_balance_loss_evens_it_out_are_seen(tmp_path: Path) -> None:
+    texts = {}
+    for balance in (0.0, RoutedMixture.model_fields["balance"].default):
+        folder, fields = tmp_path / str(balance), {"balance": balance, "active": 1}
+        log_of(folder, steps=60, fields=fields, optimizer=ss.Optimizer("adamw", lr=1e-3))
+        trace = Trace(run_id="run", label="moe", strategy="single", world_size=1)
+        trace.feed(map(json.loads, (folder / "rank-0.jsonl").read_text().splitlines()))
+        info = expert_load_info(trace)
+        assert info is not None
+        texts[balance], last = expert_load_text(info), info.imbalance[-1]
+        assert f"{info.imbalance[0]:.2f} to {last:.2f}" in texts[balance]
+    skewed, evened = texts.values()
+    assert "rose from" in skewed
+    assert "fell from" in evened
 
 
 @pytest.mark.parametrize(("model", "shown"), [("moe-nano", None), ("gpt-nano", "none")])

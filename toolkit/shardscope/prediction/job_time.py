@@ -143,11 +143,12 @@ def _pass(
             formula, inputs = "FLOP / rate - overlap with gathers", inputs | {"overlap": overlap_s}
         part = Term("emulated processor", stated_s - overlap_s, "s", formula, inputs, "stated; by sleeping")
         return Term.total(name, (part, gathered) if unit_s else (part,))
-    moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
-    num_operations = (
-        trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
-    )
-    launched = num_operations * step.micro_batches * work.computing
+    again = 1.0 if is_forward else directions - DURATIONS["B"]  # forward passes, also in a backward pass
+    num_bytes, num_operations = again * trace.forward_bytes, again * trace.forward_operations
+    if not is_forward:
+        num_bytes += trace.moved_bytes - trace.forward_bytes
+        num_operations += trace.num_operations - trace.forward_operations
+    moved, launched = num_bytes * count, num_operations * step.micro_batches * work.computing
     products = _term(
         "matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops
     )
