@@ -120,6 +120,7 @@ ODD = [
     (alternating, "1f1b", (5, 2)),
     (alternating, "zb-h1", (4, 3)),
     (tied, "1f1b", (4, 3)),
+    (tied, "zb-h1", (1, 6)),  # both layers that share the weight are in one stage
     (half_frozen, "1f1b", (4, 4)),
     (half_frozen, "zbv", (2, 2, 2, 2)),
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardscope.spec.model.step import Moment, SplitBackward
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import AllocationLedger, Scratch, leaf_tensors
-from shardscope.training.memory.replay import StepMark, highest, replay
+from shardscope.training.memory.replay import StepMark, replay
 from shardscope.training.memory.storages import Storages, storages
 from shardscope.training.recompute import recomputes_blocks
 from shardscope.training.tensor.axis import Message, recording
@@ -64,8 +64,8 @@ def split_passes(
                 parameter.grad = None
     messages = (*called, *(each._replace(phase="weights") for each in late))
     for_inputs, between, for_weights = (size / samples for size in passes.grown)
-    moments = highest(replay(passes.ledger, 0, samples))
-    memory = _memory(moments, passes.of_output / samples, in_reverse=recomputes_blocks(layer))
+    rows = [*zip(replay(passes.ledger, 0, samples), passes.groups, strict=True)]
+    memory = _memory(rows, passes.of_output / samples, in_reverse=recomputes_blocks(layer))
     return SplitPasses(messages, (for_inputs, between, for_weights), memory)
 
 
@@ -91,6 +91,9 @@ class _Passes:
         self.ledger = AllocationLedger(held, self._note, scratch)
         self.mark: StepMark | None = None
         self.placed: set[int] = set()
+        self.left: list[set[int]] = []
+        self.group = 0
+        self.groups: list[int] = []
         self.grown = (0, 0, 0)
         self.of_output = 0
 
@@ -110,6 +113,7 @@ class _Passes:
         found, groups = stage_backward_input(ends, gradients, [*self.inputs], self.layer.parameters())
         for_inputs, between = saved.peak, saved.bytes
         del found
+        self.left = [{id(node.variable) for node in group["params"]} for group in groups]
         delayed = [tensor for group in groups for tensor in leaf_tensors(group.get("grads"))]
         self.of_output = _common_bytes(gradients, delayed)
         del delayed
@@ -128,54 +132,73 @@ class _Passes:
         return late
 
     def _begin(self, number: int) -> None:
-        self.ledger.events.append(StepMark("turn", number, 0))
+        self._add(StepMark("turn", number, 0))
         self.mark = StepMark("backward", number, 0)
 
     def _end(self, number: int) -> None:
         self.mark = None
         self._place()
-        self.ledger.events.append(StepMark("leave", number, 0))
+        self._add(StepMark("leave", number, 0))
 
     def _place(self) -> None:
+        """Note the gradients that PyTorch has computed, which it sets for a group of parameters at once."""
         for place, parameter in enumerate(self.layer.parameters()):
-            if parameter.grad is not None and place not in self.placed:
-                self.placed.add(place)
-                self.ledger.place(parameter, 0)
+            if parameter.grad is None or place in self.placed:
+                continue
+            self.placed.add(place)
+            self.ledger.place(parameter, 0)
+        sizes = {id(each): each.nbytes for each in self.layer.parameters() if each.grad is not None}
+        for group in [each for each in self.left if each <= sizes.keys()]:
+            self.left.remove(group)
+            self.group = sum(sizes[each] for each in group)
 
     def _note(self) -> None:
         if self.mark is not None:
             self._place()
-            self.ledger.events.append(self.mark)
+            self._add(self.mark)
+
+    def _add(self, mark: StepMark) -> None:
+        self.ledger.events.append(mark)
+        self.groups.append(self.group)
 
 
-def _memory(moments: Iterable[Moment], of_output: float, *, in_reverse: bool) -> SplitBackward:
-    """Return the memory of both backward passes from their moments, whose `unit` is the number of the pass."""
-    rows = [*moments]
+def _memory(rows: Sequence[tuple[Moment, int]], of_output: float, *, in_reverse: bool) -> SplitBackward:
+    """Return the memory of both backward passes from their moments, whose `unit` is the number of the pass, with the
+    bytes of the gradients computed last.
+    """
     starts, ends = (
-        {row.unit: row.activations for row in rows if row.phase == phase} for phase in ("turn", "leave")
+        {row.unit: row.activations for row, _ in rows if row.phase == phase} for phase in ("turn", "leave")
     )
-    for_weights = [
-        (row.activations - starts[_FOR_WEIGHTS], row.arriving, row.around)
-        for row in rows
+    for_weights = {
+        (row.activations - starts[_FOR_WEIGHTS], row.arriving, row.around, float(group))
+        for row, group in rows
         if row.unit == _FOR_WEIGHTS and row.phase == "backward"
-    ]
+    }
     return SplitBackward(
-        for_inputs=max(row.activations for row in rows if row.unit == _FOR_INPUTS) - starts[_FOR_INPUTS],
+        for_inputs=max(row.activations for row, _ in rows if row.unit == _FOR_INPUTS) - starts[_FOR_INPUTS],
         between=ends[_FOR_INPUTS] - starts[_FOR_INPUTS],
         of_output=of_output,
         for_weights=tuple(
-            row
-            for row in for_weights
-            if not any(other != row and _covers(other, row) for other in for_weights)
+            sorted(
+                row
+                for row in for_weights
+                if not any(other != row and _covers(other, row) for other in for_weights)
+            )
         ),
         left=ends[_FOR_WEIGHTS] - starts[_FOR_WEIGHTS],
+        last_group=rows[-1][1],
         in_reverse=in_reverse,
     )
 
 
-def _covers(most: tuple[float, float, float], least: tuple[float, float, float]) -> bool:
+def _covers(most: Sequence[float], least: Sequence[float]) -> bool:
     """Return whether a moment has at least as much of each; torch completes gradients of an operation in any order."""
-    return most[0] >= least[0] and most[1] >= least[1] and sum(most[1:]) >= sum(least[1:])
+
+    def amounts(row: Sequence[float]) -> tuple[float, ...]:
+        activations, computed, complete, last = row
+        return activations, computed, computed + complete, computed + last
+
+    return all(a >= b for a, b in zip(amounts(most), amounts(least), strict=True))
 
 
 def _common_bytes(some: Iterable[Tensor], others: Iterable[Tensor]) -> int:

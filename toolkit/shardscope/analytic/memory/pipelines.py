@@ -17,8 +17,8 @@ second time if its first layers are frozen or have no parameters, because a stag
 
 Predicted peaks without a split backward pass are within 0.1 % of those that torch's CPU allocator records on the ranks
 of a run, or at most 1.5 % below and 3.5 % above with autocast or recomputation (tests/training/memory/test_stages.py).
-With a split backward pass, ranks may keep messages for longer or shorter than assumed, and those of a micro-batch of
-layers that share a weight are freed later; recomputed layers need up to 9 % less than predicted.
+With a split backward pass, ranks may keep a few messages for longer or shorter than assumed, and recomputed layers need
+up to 9 % less than predicted.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def pipeline_peaks(
     passes: int,
     sharded: ShardedStages | None = None,
     keeps_gradients: bool = False,
+    exchanged: Sequence[float] = (),
 ) -> list[RankPeak]:
     """Return the peak of each rank.
 
@@ -75,12 +76,13 @@ def pipeline_peaks(
         passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
         sharded: How stages are sharded; None if they are whole.
         keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
+        exchanged: Bytes of the copy of gradients that each rank exchanges after all passes; empty if there is none.
     """
     stages = _stages(step, table, split, sharded)
     return [
         rank_peak(
             step, table, rank, {place: stages[place] for place, at in enumerate(table.stage_ranks) if at == rank},
-            passes=passes, keeps_gradients=keeps_gradients,
+            passes=passes, keeps_gradients=keeps_gradients, exchanged=exchanged[rank] if exchanged else 0.0,
         )
         for rank in range(step.world_size)
     ]  # fmt: skip
@@ -180,6 +182,12 @@ def _stages(
         passes = None if not is_split else split_stage(
             pieces[start:end], [_gradients_of(step, piece) for piece in pieces[start:end]], mode, last,
             samples=samples, saved=samples * saved, is_sharded=sharded is not None,
+            tied=[
+                (size, inside)
+                for index, users in layers.users.items()
+                if len(inside := [user - start for user in users if start <= user < end]) > 1
+                if (size := _gradient_of(step, index))
+            ],
         )  # fmt: skip
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
         found.append(
@@ -195,8 +203,13 @@ def _stages(
 
 def _gradients_of(step: JobStep, piece: PipelinePiece) -> float:
     """Return the bytes of the gradients of a piece's parameters."""
-    rows = (step.trace.parameters[place] for place in piece.parameters)
-    return step.element_bytes * sum(row.num_elements for row in rows if row.is_trained)
+    return sum(_gradient_of(step, place) for place in piece.parameters)
+
+
+def _gradient_of(step: JobStep, place: int) -> float:
+    """Return the bytes of a parameter's gradient; 0 if it is frozen."""
+    row = step.trace.parameters[place]
+    return float(step.element_bytes * row.num_elements * row.is_trained)
 
 
 def _by_piece(

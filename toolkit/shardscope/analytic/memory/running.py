@@ -58,6 +58,7 @@ def rank_peak(
     *,
     passes: int,
     keeps_gradients: bool,
+    exchanged: float,
 ) -> RankPeak:
     """Return the peak of one rank over the operations of its schedule.
 
@@ -68,6 +69,7 @@ def rank_peak(
         stages: Its stages, by number.
         passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
         keeps_gradients: Whether whole gradients are in buckets that exist throughout the step.
+        exchanged: Bytes of the copy of gradients that is exchanged after all passes.
     """
     count = step.micro_batches // passes
     received = count * sum(stage.received for stage in stages.values())
@@ -81,7 +83,7 @@ def rank_peak(
     if not running.keeps_sent:
         running.sent = max(stage.answer for stage in stages.values())
         running.sent += max(stage.output for stage in stages.values()) * (not step.is_on_gpus)
-    peak = RankPeak(0.0, running.at_end, received + running.sent)
+    peak = RankPeak(0.0, running.at_end + exchanged, received + running.sent)
     for op in table.ranks[rank]:
         messages = received + running.sent
         now = running.run(op)
@@ -189,11 +191,13 @@ class _Running:
             peak = peak._replace(activations=peak.activations + states.gathered * states.frees)
         self._leave(number)
         self.left[number] -= 1
-        if not self.left[number] and not self.has_passed:
+        is_last = not self.left[number] and not self.has_passed
+        reduced = states.reduction(has_gradients=has_gradients, frees=states.frees or is_last)
+        around = self.held + stage.inputs - self.gathered[number] * is_last
+        if is_last:
             self.gathered[number] = 0.0
-        reduced = states.reduction()
         return max(
             Alive(self.held + peak.activations - lent, peak.gradients),
-            Alive(self.held + stage.inputs + reduced.activations, reduced.gradients),
+            Alive(around + reduced.activations, reduced.gradients),
             key=sum,
         )

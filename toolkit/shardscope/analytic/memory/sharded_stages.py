@@ -60,8 +60,10 @@ class StageStates(NamedTuple):
     """Gradients that are reduced, in the same way."""
     copied: Mapping[int, float]
     """The part of `reduced` of which padded copies are made, in the same way."""
-    freed: Mapping[int, float]
-    """Gradients without the shards that their reduction leaves, in the same way."""
+    unreduced: Mapping[int, float]
+    """Gradients before they are reduced, in the same way."""
+    kept: Mapping[int, float]
+    """Shards that their reduction leaves, in the same way."""
     gradients: float
     """Gradients, without `whole`."""
     shards: float
@@ -104,8 +106,14 @@ class StageStates(NamedTuple):
             return now + own
         return now + sum(size for unit, size in self.units.items() if unit >= layer)
 
-    def reduction(self) -> Alive:
-        """Return the peak of the reduction after a backward pass; nothing if it allocates nothing."""
+    def reduction(self, *, has_gradients: bool, frees: bool) -> Alive:
+        """Return the peak of the reduction after a backward pass; nothing if it allocates nothing.
+
+        Args:
+            has_gradients: Whether an earlier pass has left shards, which are not part of the peak and to which the new
+                ones are added.
+            frees: Whether each unit's parameters are freed before its reduction; those of later units count.
+        """
         if self.sharded is None:
             return Alive()
         gathered, gradients, peak = self.gathered, self.gradients, Alive()
@@ -113,8 +121,8 @@ class StageStates(NamedTuple):
             gathered -= self.units[unit]
             work = self.reduced[unit] * self.sends + self.copied[unit]
             if work:
-                peak = max(peak, Alive(gathered * self.frees, gradients + work), key=sum)
-            gradients -= self.freed[unit]
+                peak = max(peak, Alive(gathered * frees, gradients + work), key=sum)
+            gradients -= self.unreduced[unit] - self.kept[unit] * (not has_gradients)
         return peak
 
 
@@ -134,7 +142,7 @@ def states_of(
         sharded: How stages are sharded; None if they are whole.
         element_bytes: Bytes of one element.
     """
-    units, reduced, copied, freed, whole = (dict[int, float]() for _ in range(5))
+    units, reduced, copied, unreduced, kept, whole = (dict[int, float]() for _ in range(6))
     gradients = shards = whole_around = 0.0
     users: dict[int, list[int]] = {}
     for layer, piece in enumerate(pieces):
@@ -157,6 +165,9 @@ def states_of(
         padded = size * row.is_trained
         reduced[unit] = reduced.get(unit, 0.0) + padded
         copied[unit] = copied.get(unit, 0.0) + padded * (row.shape[0] % ranks > 0)
-        freed[unit] = freed.get(unit, 0.0) + gradient - padded / ranks
+        unreduced[unit] = unreduced.get(unit, 0.0) + gradient
+        kept[unit] = kept.get(unit, 0.0) + padded / ranks
         shards += padded / ranks
-    return StageStates(sharded, units, reduced, copied, freed, gradients, shards, whole, whole_around)
+    return StageStates(
+        sharded, units, reduced, copied, unreduced, kept, gradients, shards, whole, whole_around
+    )

@@ -103,12 +103,14 @@ class SplitBackward(Spec):
     """By how much they have grown after it, without the gradients of the layer's input and output."""
     of_output: NonNegativeFloat = 0.0
     """Part of the gradient of the layer's output that the pass for weights needs too."""
-    for_weights: tuple[tuple[float, float, float], ...] = ()
+    for_weights: tuple[tuple[float, float, float, float], ...] = ()
     """The moments of highest memory in the pass for weights: by how much activations have grown since its start, bytes
-    of gradients of parameters that are being computed, and of those that are complete."""
+    of gradients of parameters that are being computed, of those that are complete, and of those computed last."""
     left: float = 0.0
     """By how much activations have grown from the start of the pass for weights to its end; negative, as it frees them.
     """
+    last_group: NonNegativeFloat = 0.0
+    """Bytes of the gradients that the pass for weights computes last."""
     in_reverse: bool = False
     """Whether the pass for weights of a stage with this layer runs the last layer first; see `one_pass_for_weights`."""
 

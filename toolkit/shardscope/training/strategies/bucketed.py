@@ -171,14 +171,13 @@ class BucketedRank(RankStrategy):
         if self.hook is not None:
             self.hook.close()
 
-    def _exchange_adopted(self) -> None:
-        """Replace the gradients of adopted parameters with their means, a bucket at a time."""
-        for bucket in self.adopted or ():
-            gradients = [self._gradient(name, p) for name, p in bucket]
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            mean_of(flat, bucket, self.context, self.exchange_)
-            for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(mean.view(gradient.shape))
+    def _exchange_adopted(self, bucket: Sequence[Named]) -> None:
+        """Replace the gradients of adopted parameters with their means; frees the bucket's copy on return."""
+        gradients = [self._gradient(name, p) for name, p in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        mean_of(flat, bucket, self.context, self.exchange_)
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view(gradient.shape))
 
     def _gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
         if parameter.grad is None:
@@ -187,7 +186,8 @@ class BucketedRank(RankStrategy):
 
     def finish_exchange(self) -> None:
         if self.adopted is not None:
-            self._exchange_adopted()
+            for bucket in self.adopted:
+                self._exchange_adopted(bucket)
             return
         if self.hook is not None:
             self.hook.finish()
