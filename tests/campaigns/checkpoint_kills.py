@@ -4,6 +4,8 @@ The process is killed as soon as a folder of a checkpoint that is being written 
 one takes. Half of the runs write in the background, and half only what has changed. Asserts that the run says how it
 ended, that its newest checkpoint is whole and no older than the last that was reported, that another run goes on from
 it, and that no process is left.
+
+    PYTHONPATH=tests python tests/campaigns/checkpoint_kills.py
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import psutil
 from _campaign import Outcome, run
 
 import shardscope as ss
+from conformance.runs import semaphores
 from shardscope.training.checkpoint import complete_checkpoints
 from shardscope.training.checkpoint.index import read_index, verify
 
@@ -63,12 +66,15 @@ def _killed(
     agent = psutil.Process(running._dir.read_status().pid)  # type: ignore[union-attr]
     family = [agent, *agent.children(recursive=True)]
     ranks = {event["rank"]: event["pid"] for event in running.events("start")}
+    held = {path for process in family for path in semaphores(process.pid)} if victim == "all" else set()
     for pid in {"agent": [agent.pid], "all": [p.pid for p in family]}.get(victim) or [ranks[int(victim[-1])]]:
         with_pid = psutil.pid_exists(pid)
         if with_pid:
             os.kill(pid, signal.SIGKILL)
     told = _ended(running)
     _, alive = psutil.wait_procs(family, timeout=30)
+    for path in held:  # their tracker, which would have removed them, was killed too
+        path.unlink(missing_ok=True)
     reported = [event["step"] for event in running.events("checkpoint", rank=0)]
     details = {
         "victim": victim, "strategy": job.strategy.label, "partial": found[0].name, "told": told[:300],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
+from shardscope.methods.strategies.pipeline._torch_probe import probe
 from shardscope.prediction.traced import traced
 from shardscope.spec.model.step import PipelinePiece
 from shardscope.spec.models import GPTConfig
 from shardscope.training import step_trace
 from shardscope.training.equal_layers import LayerCall
 from shardscope.training.models import build_model
+from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import apply_recompute
 
 
@@ -108,6 +111,54 @@ def test_a_layer_may_change_its_input_in_place() -> None:
     assert in_place.stored_bytes == 64 * 4  # the input and the result are one
     assert in_place.output_bytes == plain.output_bytes
     assert in_place.split.keys() == plain.split.keys()
+
+
+class Pair(nn.Module):
+    """A linear layer whose output and input are a tuple or a mapping."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Any:
+        return (
+            self.kind(zip("ab", (self.linear(x), x), strict=True))
+            if self.kind is dict
+            else (self.linear(x), x)
+        )
+
+
+class Sum(nn.Module):
+    def forward(self, pair: Any) -> Tensor:
+        one, other = pair.values() if isinstance(pair, dict) else pair
+        return one + other  # type: ignore[no-any-return]
+
+
+class Called(nn.Module):
+    """A model that is called as a whole, as its layers cannot be told apart."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+@pytest.mark.parametrize("strategy", ["single", "ring", "zero-3"])
+def test_layers_that_hand_on_a_tuple_or_a_mapping_are_predicted_together(kind: type, strategy: Any) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), Pair(kind), Sum(), nn.Linear(64, 10))
+
+    job = ss.Job(model=model, data="digits", strategy=strategy, world_size=2 - (strategy == "single"))
+    found, whole = (ss.predict(each) for each in (job, job.replace(model=lambda: Called(model()))))
+    assert found.step.trace.pieces == ()
+    assert found.peak_bytes == whole.peak_bytes > 0
+    with pytest.raises(
+        ss.SpecError, match=f"'1' returns a {kind.__name__}, but a pipeline can only send a float"
+    ):
+        probe(model(), layers_in_order(model()), torch.ones(8, 64), nullcontext, measure=False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -177,7 +178,7 @@ class TestPayoff:
         )
 
     @staticmethod
-    def ran(compression="int8", step_s=0.2, loss=2.0, last_step=60, **changes):
+    def ran(compression="int8", step_s=0.2, loss=2.0, last_step=60, state="completed", **changes):
         link = Link(bandwidth="10 Mbit/s", latency="1 ms")
         fields = {
             "model": "mlp",
@@ -187,7 +188,7 @@ class TestPayoff:
             "link": link,
         } | changes
         return SimpleNamespace(
-            id=f"run-{compression}", job=Job(compression=compression, **fields), cluster=None, state="completed",
+            id=f"run-{compression}", job=Job(compression=compression, **fields), cluster=None, state=state,
             stored_summary=SimpleNamespace(step_time_s=step_s, loss_mean=loss, last_step=last_step),
         )  # fmt: skip
 
@@ -205,7 +206,10 @@ class TestPayoff:
             "<b>Compression paid off:</b> a step took 200 ms with int8, 50% faster than the 300 ms without "
             "compression (both measured; predicted: " in panel.said.value
         )
-        assert panel.said.value.endswith("Its mean loss ended at 1.902 instead of 1.9: 0.1% higher.</div>")
+        assert panel.said.value.endswith(
+            "Its mean loss ended at 1.902 instead of 1.9: 0.1% higher; in one run each, differences up to 5% may be "
+            "noise.</div>"
+        )
         assert "measured" in [trace.get("name") for trace in panel.figure.traces]
         assert panel.found.limit in panel.words.value
         assert "other predictions of the job estimate it" in panel.words.value
@@ -214,35 +218,69 @@ class TestPayoff:
     def test_the_loss_of_a_run_that_was_stopped_early_is_no_price(self):
         run, plain = self.ran(), self.ran("none", 0.3, 4.9, last_step=4)
         said = self.panel(run, [run, plain]).said.value
-        assert said.endswith("3 seeds: loss unchanged with AdamW (up to 0.5% higher is tolerated).</div>")
+        assert said.endswith("3 seeds): loss unchanged with AdamW (up to 0.5% higher is tolerated).</div>")
 
-    @pytest.mark.parametrize(("method", "loss"), [("int8", 2.0), ("topk", 1.9), ("topk", 2.0)])
-    def test_faster_steps_do_not_pay_off_if_the_loss_is_too_high_here_or_in_shipped_results(
-        self, method, loss
-    ):
-        run, plain = self.ran(method, loss=loss), self.ran("none", 0.3, 1.9)
+    @pytest.mark.parametrize("change", [{"lr_schedule": "cosine"}, {"steps": 70}, {"state": "stopped"}])
+    def test_the_loss_of_a_run_that_differs_in_more_than_compression_is_no_price(self, change):
+        run, plain = self.ran(loss=2.3), self.ran("none", 0.3, 1.9, **change)
         said = self.panel(run, [run, plain]).said.value
+        assert "instead of 1.9" not in said
+        assert said.endswith("3 seeds): loss unchanged with AdamW (up to 0.5% higher is tolerated).</div>")
+        slower = self.ran("none", 0.4, 2.3, link=Link(bandwidth="1 Mbit/s", latency="1 ms"), name="again")
+        said = self.panel(run, [run, plain, slower]).said.value
+        assert "Its mean loss is unchanged, 2.3." in said, "the link does not change the loss"
+
+    @pytest.mark.parametrize("beside", [True, False])
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"loss": 88.0, "last_step": 7, "state": "failed"}, "but the run did not complete:"),
+            ({"loss": None, "last_step": 7, "state": "failed"}, "but the run did not complete:"),
+            ({"loss": math.nan}, "but the run diverged:"),
+        ],
+    )
+    def test_a_run_that_failed_or_diverged_does_not_pay_off(self, fields, words, beside):
+        run, plain = self.ran(**fields), self.ran("none", 0.3, 1.9)
+        said = self.panel(run, [run, plain] if beside else [run]).said.value
+        made = "<b>Compression made" if beside else "<b>By prediction, compression makes"
+        assert f"{made} steps faster, {words}</b> a step t" in said
+        assert "mean loss" not in said
+
+    @pytest.mark.parametrize(
+        ("method", "loss", "plain_loss", "paid", "change"),
+        [
+            ("int8", 2.0, 1.9, False, "5.3% higher"),
+            ("int4", 1.99, 1.9, True, "4.7% higher"),
+            ("topk", 1.7, 1.9, True, "10.5% lower"),
+            ("topk", 2.0, 1.9, False, "5.3% higher"),
+            ("int8", -1.0, -2.0, False, "50.0% higher"),
+            ("int8", -2.2, -2.0, True, "10.0% lower"),
+            (Compression("topk", ratio=0.3), 1.9, 2.0, True, "5.0% lower"),
+        ],
+    )
+    def test_two_measured_losses_decide_and_shipped_results_are_named_as_those_of_other_runs(
+        self, method, loss, plain_loss, paid, change
+    ):
+        run, plain = self.ran(method, loss=loss), self.ran("none", 0.3, plain_loss)
+        said = self.panel(run, [run, plain]).said.value
+        told = "paid off" if paid else "made steps faster, but its loss is too high"
+        assert f"<b>Compression {told}:</b> a step took 200 ms with {run.job.compression.label}, " in said
         assert (
-            f"Compression made steps faster, but its loss is too high:</b> a step took 200 ms with {method}"
+            f" instead of {plain_loss:g}: {change}; in one run each, differences up to 5% may be noise."
             in said
         )
-        if method == "topk":
-            assert (
-                "3 seeds: loss 19% higher than uncompressed with AdamW (up to 3% higher is tolerated)."
-                in said
-            )
-        else:
-            assert "instead of 1.9: 5.3% higher. In runs of gpt-nano" in said
+        other = (
+            "In other runs (gpt-nano on python-source, 2 ranks, 200 steps, 3 seeds): loss 19% higher than "
+        )
+        assert (other in said) == (method == "topk")
+        assert ("In other runs" in said) == (method == "topk")
 
-    def test_a_slightly_higher_loss_of_one_run_does_not_contradict_the_curve(self):
-        run, plain = self.ran("int4", loss=1.925), self.ran("none", 0.3, 1.9)
-        panel = self.panel(run, [run, plain])
-        assert panel.found.is_harmless(panel.found.step_with(Compression("int4")))
-        said = panel.said.value
-        assert "<b>Compression paid off:</b>" in said
+    def test_without_a_loss_beside_it_a_method_that_was_harmful_elsewhere_does_not_pay_off(self):
+        run, plain = self.ran("topk"), self.ran("none", 0.3, None)
+        said = self.panel(run, [run, plain]).said.value
+        assert "Compression made steps faster, but its loss was too high in other runs:</b>" in said
         assert (
-            "instead of 1.9: 1.3% higher. In runs of gpt-nano on python-source, 2 ranks, 200 steps, 3 seeds"
-            in said
+            "3 seeds): loss 19% higher than uncompressed with AdamW (up to 3% higher is tolerated)." in said
         )
 
     def test_a_slower_step_is_said_to_be_slower(self):
@@ -273,11 +311,16 @@ class TestPayoff:
             f"{duration_text(measured_s)}, can be compared once the job has also run without compression."
             in said
         )
-        assert "3 seeds: loss 2.9% lower than uncompressed with AdamW (up to 1% higher is tolerated)." in said
+        assert (
+            "3 seeds): loss 2.9% lower than uncompressed with AdamW (up to 1% higher is tolerated)." in said
+        )
 
     def test_the_predicted_verdict_has_the_margin_and_the_tolerance_of_the_curve(self):
         said = self.panel(self.ran("topk")).said.value
-        assert "By prediction, compression makes steps faster, but its loss is too high:</b>" in said
+        assert (
+            "By prediction, compression makes steps faster, but its loss was too high in other runs:</b>"
+            in said
+        )
         assert "loss 19% higher than uncompressed with AdamW" in said
         said = self.panel(self.ran(Compression("topk", ratio=0.3))).said.value
         assert "<b>By prediction, compression makes steps faster:</b>" in said

@@ -8,7 +8,7 @@ its backward pass ends. If no loss is given, Shardscope's memory formulas add th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import Scratch, leaf_tensors
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
-from shardscope.training.models.in_order import Layers, layers_in_order
+from shardscope.training.models.in_order import Layers, can_be_sent, layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.results import as_result
@@ -86,6 +86,14 @@ def trace_step(
     experts = {id(p) for p in divided_experts(plain.module)}
     divided = {id(p) for p in divided_parameters(plain.module)} | experts
     whole = {name for step in steps.values() for name, _ in _layers(step.module)}
+    pieces = _pieces(make(), inputs, samples, autocast, whole)
+    passes = {
+        mode: _piece_passes(
+            apply_recompute(make(), mode), inputs, samples, autocast, whole=whole, scratch=scratch
+        )
+        for mode in modes
+        if pieces
+    }
     trace = StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -103,16 +111,7 @@ def trace_step(
         output_bytes=plain.output_bytes / samples,
         num_outputs=plain.num_outputs // samples,
         gradient_order=plain.gradient_order,
-        pieces=_with_passes(
-            tuple(_pieces(make(), inputs, samples, autocast, whole)),
-            {
-                mode: _piece_passes(
-                    apply_recompute(make(), mode), inputs, samples, autocast, whole=whole, scratch=scratch
-                )
-                for mode in modes
-            },
-            samples,
-        ),
+        pieces=_with_passes(pieces, passes, samples),
         moments=moments,
         messages={mode: step.messages for mode, step in steps.items() if step.messages},
         saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
@@ -158,13 +157,16 @@ def _pieces(
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
     whole: Collection[str],
-) -> Iterator[PipelinePiece]:
-    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines."""
+) -> tuple[PipelinePiece, ...]:
+    """Run the module layer by layer, and return the memory and FLOPs of each layer; none if no pipeline can run it."""
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
     buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
     batch = {_key(tensor) for tensor in leaf_tensors(inputs)}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+    found = list[PipelinePiece]()
     for _, layer in _layers(module, whole):
+        if found and not can_be_sent(x):  # such as a tuple, which nn.Sequential does not unpack
+            return ()
         x = tree_map_only(Tensor, as_result, tree_map_only(Tensor, _leaf, x))
         kept = {_key(each): each.untyped_storage() for each in leaf_tensors(x) if _key(each) not in batch}
         held = batch | {_key(parameter) for parameter in layer.parameters()}
@@ -177,13 +179,16 @@ def _pieces(
         counter = flop_counter()
         with autocast(), passing(module, inputs), counter, saved_tensors_hooks(save, lambda tensor: tensor):
             x = call(layer, x)
-        yield PipelinePiece(
-            output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
-            flops=counter.get_total_flops() / samples,
-            stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
-            parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
-            buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
+        found.append(
+            PipelinePiece(
+                output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
+                flops=counter.get_total_flops() / samples,
+                stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
+                parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
+                buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
+            )
         )
+    return tuple(found)
 
 
 class _InTurn(nn.Module):

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardscope.measure.compression.arguments import bandwidth_of
 from shardscope.measure.compression.loss_increase import (
     MEASURED_ON,
+    change_text,
+    diverges,
     is_within_tolerance,
     loss_increase,
     loss_text,
@@ -297,8 +299,8 @@ class Worth(Shown):
         return f"a link of {bit_rate_text(self.link.bandwidth)}, {duration_text(self.link.latency_s)}"
 
     def _its_loss(self, step: PredictedStep) -> str:
-        told = self.loss_of(step)
-        return f"its loss is {told.removeprefix('loss ')}" if told.startswith("loss ") else f"it {told}"
+        told = change_text(step.compression, self.optimizer, with_tolerance=True)
+        return f"it {told}" if diverges(step.compression, self.optimizer) else f"its loss is {told}"
 
     def loss_of(self, step: PredictedStep) -> str:
         """Return the effect of a step's method on the loss, with its tolerance, as text."""
@@ -346,7 +348,9 @@ class Worth(Shown):
                 duration_text(step.step_s),
                 faster_text(self.speedup(step)) if step.compression.is_on else "",
                 below_text(self.pays_below(step), self.pays_above(step)) if step.compression.is_on else "",
-                self.loss_of(step).removeprefix("loss ") if step.compression.is_on else "",
+                change_text(step.compression, self.optimizer, with_tolerance=True)
+                if step.compression.is_on
+                else "",
             ]
             for step in self._sorted()
         ]

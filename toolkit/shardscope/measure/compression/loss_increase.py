@@ -65,26 +65,38 @@ def loss_increase() -> pd.DataFrame:
 
 def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool = False) -> str:
     """Return how much the loss increased with a method and an optimizer, such as ``loss 19% higher than uncompressed
-    with AdamW``.
+    with AdamW``; see `change_text` for the arguments.
+    """
+    told = change_text(compression, optimizer, with_tolerance=with_tolerance)
+    return told if diverges(compression, optimizer) else f"loss {told}"
+
+
+def change_text(compression: Compression, optimizer: str, *, with_tolerance: bool = False) -> str:
+    """Return the same without the word ``loss``: ``19% higher than uncompressed with AdamW``.
 
     Args:
         compression: The method.
         optimizer: Name of the optimizer.
-        with_tolerance: Whether to add the method's tolerance: ``loss 19% higher than uncompressed with AdamW (up to 3%
+        with_tolerance: Whether to add the method's tolerance: ``19% higher than uncompressed with AdamW (up to 3%
             higher is tolerated)``.
     """
     if not compression.is_on:
-        return "loss unchanged"
+        return "unchanged"
     column = _OPTIMIZERS.get(optimizer, optimizer)
     percent, tolerance = increase_and_tolerance(compression, optimizer)
     if math.isnan(percent):
-        return f"loss not measured with {column}"
+        return f"not measured with {column}"
     limit = f" (up to {tolerance:g}% higher is tolerated)" if with_tolerance else ""
     if math.isinf(percent):
         return f"diverges with {column}{limit}"
     if percent == 0:
-        return f"loss unchanged with {column}{limit}"
-    return f"loss {abs(percent):g}% {'lower' if percent < 0 else 'higher'} than uncompressed with {column}{limit}"
+        return f"unchanged with {column}{limit}"
+    return f"{abs(percent):g}% {'lower' if percent < 0 else 'higher'} than uncompressed with {column}{limit}"
+
+
+def diverges(compression: Compression, optimizer: str) -> bool:
+    """Return whether the run with a method and an optimizer diverged."""
+    return math.isinf(increase_and_tolerance(compression, optimizer)[0])
 
 
 def is_within_tolerance(compression: Compression, optimizer: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.training.data.batches import call
@@ -46,6 +46,11 @@ def layers_in_order(model: nn.Module, *, whole: Collection[str] = ()) -> Layers:
             "which they run"
         )
     return layers
+
+
+def can_be_sent(output: Any) -> bool:
+    """Return whether a pipeline can send a layer's output to the next stage: whether it is a floating-point tensor."""
+    return isinstance(output, Tensor) and output.is_floating_point()
 
 
 def _flattened(

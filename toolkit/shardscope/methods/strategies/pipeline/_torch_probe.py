@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardscope.errors import SpecError
 from shardscope.training.data import call, map_tensors
-from shardscope.training.models.in_order import Layers
+from shardscope.training.models.in_order import Layers, can_be_sent
 from shardscope.training.results import as_result
 from shardscope.training.tensors_in import tensors_in
 
@@ -61,7 +61,7 @@ def probe(
             x = map_tensors(_leaf, x)
             stored, y = _stored_bytes(layer, x)
             last = index == len(layers) - 1
-            if not last and not (isinstance(y, Tensor) and y.is_floating_point()):
+            if not last and not can_be_sent(y):
                 raise SpecError(
                     f"layer {name!r} returns {_kind(y)}, but a pipeline can only send a floating-point tensor; "
                     "combine this layer with the next one"
