@@ -181,6 +181,25 @@ def test_compressed_gradients_of_stages_cost_what_they_say(
     hold_against(pool, job_of(4, staged(data, schedule), compression=compression), tmp_path)
 
 
+def test_packing_takes_the_time_of_the_stage_with_most_parameters() -> None:
+    def wide_at_first() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 1024), nn.Linear(1024, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        )
+
+    stages = ss.Pipeline(split=(3, 2))
+    fields: dict[str, Any] = {"model": wide_at_first, "data": "digits", "compression": "int8"}
+    whole = ss.predict(job_of(2, ss.Ring(), **fields))  # type: ignore[arg-type]
+    staged = ss.predict(job_of(4, Mesh(data="ring", pipeline=2, stages=stages), **fields))
+    assert "The peak memory leaves out the copies" in " ".join(staged.assumptions)
+    first, every = 64 * 1024 + 1024 + 1024 * 8 + 8, sum(p.numel() for p in wide_at_first().parameters())
+    codecs = [
+        term for each in (staged, whole) if each.time for term in each.time.parts if term.name == "codec"
+    ]
+    moved = [term.value * term.inputs["bandwidth"] for term in codecs]
+    assert moved[0] / moved[1] == pytest.approx(first / every, rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
 def test_replicas_of_shared_states_cost_what_they_say(

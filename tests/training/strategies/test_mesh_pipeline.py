@@ -113,6 +113,7 @@ def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: 
     }  # fmt: skip
     ours = job(strategy=mesh(data, split=(4, 1)), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
     hold_losses(pool, tmp_path, ours)
+    assert ss.predict(ours).by_rank is not None
 
 
 def _untied() -> nn.Module:

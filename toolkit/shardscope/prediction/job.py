@@ -78,6 +78,7 @@ _SHIPPED_IDLE = (
     "It has no woken_message_s: for messages between ranks that sleep on emulated processors, the times "
     "that ship with Shardscope are used. On Linux, ss.calibrate() measures them."
 )
+_PACKED = "The peak memory leaves out the copies in which gradients are packed and unpacked."
 _UNEVEN = (
     "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that finish early begin "
     "the next step early, and messages to other ranks can hide slow processors, so this is an upper bound; the "
@@ -220,7 +221,8 @@ class JobPrediction(Shown, Budgeted):
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences on what the trace of the model leaves out, and on what was assumed about messages and the links."""
-        return (*self.found.table.notes, *self._of_links)
+        is_left_out = self.step.is_compressed and self.job.strategy.pipeline_step(self.step) is not None
+        return (*self.found.table.notes, *[_PACKED] * is_left_out, *self._of_links)
 
     @property
     def _of_links(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.job_step import JobStep, shapes_of
+from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
 from shardscope.analytic.memory.fully_sharded import gathered_in_stages, gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
@@ -23,10 +23,11 @@ from shardscope.analytic.memory.module import gathered_sizes, saved_and_gathered
 from shardscope.analytic.memory.pipelines import pipeline_peaks
 from shardscope.analytic.memory.running import RankPeak
 from shardscope.analytic.memory.sharded_stages import ShardedStages
-from shardscope.analytic.sharding import replica_buckets
 from shardscope.analytic.stage_trace import with_repeated
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.methods.strategies.mesh.pipeline_predictions import blocks
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
@@ -177,32 +178,27 @@ def _in_a_pipeline(step: JobStep, along: JobStep) -> list[RankPeak] | None:
         sharded = ShardedStages(stage, _shards(step.job), _expert_ranks(step.job), shares_buffers=shares)
     peaks = pipeline_peaks(
         along, plan.flow.table, split, passes=plan.flow.passes, sharded=sharded, keeps_gradients=stage == 1,
-        exchanged=_exchanged(step, along),
+        exchanged=_exchanged(step),
     )  # fmt: skip
     return None if peaks is None else [each for each in peaks for _ in range(copies)]
 
 
-def _exchanged(step: JobStep, along: JobStep) -> list[float]:
+def _exchanged(step: JobStep) -> list[float]:
     """Return the bytes of the largest bucket of gradients on each rank of a pipeline; empty if there are no buckets.
 
     After the passes, gradients are copied into a bucket, averaged there, and copied back.
     """
-    data = step.job.strategy.of_data
-    if not isinstance(data, BucketedStrategy) or step.job.num_state_ranks == 1:
+    mesh = step.job.strategy
+    if (
+        not isinstance(mesh, Mesh)
+        or not isinstance(mesh.data, BucketedStrategy)
+        or step.job.num_state_ranks == 1
+    ):
         return []
-    held: list[dict[int, None]] = [{} for _ in range(along.world_size)]
-    for rank, pieces in cast("Pipeline", along.job.strategy).stages(along):
-        held[rank].update(dict.fromkeys(place for piece in pieces for place in piece.parameters))
-    rows = ([along.trace.parameters[place] for place in sorted(places, reverse=True)] for places in held)
-    buckets = (
-        replica_buckets(
-            shapes_of(row for row in each if row.is_trained), data.bucket_mb, element_bytes=step.element_bytes
-        )
-        for each in rows
-    )
+    found = (block.buckets(mesh.data.bucket_mb) for block in blocks(mesh, step))
     return [
-        float(step.element_bytes * max((sum(map(prod, shapes)) for shapes in each), default=0))
-        for each in buckets
+        float(step.element_bytes * max((sum(map(prod, shapes)) for shapes in buckets), default=0))
+        for buckets in found
     ]
 
 

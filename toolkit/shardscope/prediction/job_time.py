@@ -30,6 +30,8 @@ from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Interval
 from shardscope.calibration.constants import CONSTANTS
 from shardscope.calibration.host_calibration import HostCalibration
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.methods.strategies.mesh.pipeline_predictions import blocks
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import Load, StepLoads, step_plan
 from shardscope.prediction.pipeline_time import Waits, exposed_messages_s, exposed_s, pass_seconds
@@ -216,9 +218,11 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
     now = step.compression
     if not now.is_on or now.codec_passes is None:
         return None
-    share = 1.0 if step.job.strategy.pipeline_step(step) is None else max(rank_updates(step))
+    strategy, elements = step.job.strategy, step.num_elements
+    if isinstance(strategy, Mesh) and strategy.pipeline > 1:
+        elements = max(block.num_elements for block in blocks(strategy, step))
     cost = compression_cost(
-        now, step.num_elements * share, step.job.num_state_ranks, math.inf,
+        now, elements, step.job.num_state_ranks, math.inf,
         codec_bandwidth=rates.codec_bandwidth, element_bytes=step.element_bytes,
     )  # fmt: skip
     source = "passes over the gradient and its packets"

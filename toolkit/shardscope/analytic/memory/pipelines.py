@@ -160,7 +160,8 @@ def _stages(
         states = states_of(trace, pieces[start:end], shared, sharded, step.element_bytes)
         below = layers.below[start] + layers.kept[start]
         forward, first, later = 0.0, Alive(), Alive()
-        at_head = max(row.around for _, row in layers.rows if row.phase == "backward" and not row.done)
+        ended = (row.around for _, row in layers.rows if row.phase == "backward" and not row.done)
+        at_head = max(ended, default=0.0)  # 0 if the last layers have no backward pass of their own
         for place, row in layers.rows:
             if not start <= place < end:
                 continue

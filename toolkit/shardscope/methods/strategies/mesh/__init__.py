@@ -267,6 +267,12 @@ class Mesh(Strategy):
                 f"strategy.data={quoted(self.data.label)} cannot be the data axis of a mesh, because its ranks do not "
                 f"apply the same mean gradient; use one of {able}"
             )
+        if is_alone and job.compression.is_on:
+            raise SpecError(
+                f"compression={job.compression.name!r} needs several ranks on the data axis, and there is one, because "
+                f"world_size={job.world_size} is one replica; use compression='none', or "
+                f"world_size={2 * self.replica_ranks}"
+            )
         if is_alone and self.data.zero_stage:
             raise SpecError(
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "

@@ -91,7 +91,7 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
 
     along = [pipeline_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
     sent = [each for each in along if each is not None]
-    found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
+    found = [each.job.strategy.traffic(each) for each in blocks(mesh, step)]
     if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
@@ -153,7 +153,7 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
 
     if not step.trace.pieces:
         return None
-    found = [each.job.strategy.states(each) for each in _blocks(mesh, step)]
+    found = [each.job.strategy.states(each) for each in blocks(mesh, step)]
     if None in found:
         return None
     combined = states_side_by_side(found)
@@ -194,7 +194,7 @@ def _exchanges_in_split(mesh: Mesh) -> bool:
     return mesh.data.exchanges_in_passes and pipeline_of(mesh).schedule.splits_backward
 
 
-def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
+def blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
     """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
     from shardscope.analytic.stage_trace import rank_traces, stages_of_units, with_repeated
     from shardscope.methods.strategies.mesh.expert_axis import num_layers
@@ -222,7 +222,7 @@ def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
 
     ranks = pipeline_of(mesh).stage_ranks(mesh.pipeline)
     size = step.world_size // mesh.pipeline
-    for stage, each in enumerate(_blocks(mesh, step, by_stage=True)):
+    for stage, each in enumerate(blocks(mesh, step, by_stage=True)):
         found = each.job.strategy.plan(each)
         if found is None:
             yield None
@@ -237,7 +237,7 @@ def _after_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
     """Yield the collectives of each pipeline rank's block after its last pass; None if they are unknown."""
     from shardscope.analytic.communication.plan import When, shifted
 
-    for rank, each in enumerate(_blocks(mesh, step)):
+    for rank, each in enumerate(blocks(mesh, step)):
         found = each.job.strategy.plan(each)
         if found is None:
             yield None

@@ -242,8 +242,9 @@ class PipelineRank(RankStrategy):
 
     @property
     def layout(self) -> str:
-        stages = "-".join(map(str, self.cut.split))
-        return f"{super().layout}{DIVIDED_SUFFIX}stages of {stages} layers"
+        stages = "-".join(f"{n}@{rank}" for n, rank in zip(self.cut.split, self.stage_ranks, strict=True))
+        parts = "" if self.tensor_split is None else f"{DIVIDED_SUFFIX}tensor {self.tensor_split.axis.size}"
+        return f"{self.data.layout}{parts}{DIVIDED_SUFFIX}stages {stages}"
 
     @property
     def part_number(self) -> int:
