@@ -17,9 +17,9 @@ second time if its first layers are frozen or have no parameters, because a stag
 gradient flows through one of them, such as after a `detach`, the memory of stages is not predicted.
 
 Predicted peaks without a split backward pass are within 0.1 % of those that torch's CPU allocator records on the ranks
-of a run, or at most 1.5 % below and 3.5 % above with autocast or recomputation (tests/training/memory/test_stages.py).
-With a split backward pass, ranks may keep a few messages for longer or shorter than assumed, and recomputed layers need
-up to 9 % less than predicted.
+of a run; with recomputation, whose random states are not predicted, up to 1.6 % below. With autocast they are up to
+1.5 % below and 3.5 % above. With a split backward pass, ranks may keep up to six messages less than predicted
+(tests/training/memory).
 """
 
 from __future__ import annotations
