@@ -120,7 +120,6 @@ ODD = [
     (alternating, "1f1b", (5, 2)),
     (alternating, "zb-h1", (4, 3)),
     (tied, "1f1b", (4, 3)),
-    (tied, "zb-h1", (1, 6)),  # both layers that share the weight are in one stage
     (half_frozen, "1f1b", (4, 4)),
     (half_frozen, "zbv", (2, 2, 2, 2)),
 ]
@@ -141,6 +140,17 @@ def test_stages_of_odd_layers_need_what_is_predicted(
     assert terms is not None
     for term, peak in zip(terms, peaks, strict=True):
         assert 0.99 < term.value / peak < 1.035
+
+
+def test_a_stage_whose_layers_share_a_weight_is_not_split() -> None:
+    job = ss.Job(
+        model=tied, data="digits", world_size=2, batch=ss.Batch(512, micro_batch=64),
+        strategy=ss.Pipeline(schedule="zb-h1", split=(1, 6)),
+    )  # fmt: skip
+    with pytest.raises(
+        ss.SpecError, match="that of stage 2 of 2 \\(several of its layers share a weight\\); use"
+    ):
+        _ = ss.predict(job).by_rank
 
 
 class Cut(nn.Linear):

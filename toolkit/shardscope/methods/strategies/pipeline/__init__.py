@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -307,7 +308,8 @@ class Pipeline(Strategy):
         """Return the rank and the layers of each stage, in stage order.
 
         Raises:
-            SpecError: The schedule splits backward passes, and PyTorch cannot split that of a layer.
+            SpecError: The schedule splits backward passes, and PyTorch cannot split that of a layer, or of a stage in
+                which several layers use one parameter.
         """
         ends = [*accumulate(self.split_of(step))]
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
@@ -316,7 +318,15 @@ class Pipeline(Strategy):
             if mode not in pieces[place].split:
                 reason = pieces[place].not_split.get(mode, "it was not traced")
                 raise not_split(self.schedule, f"layer {place + 1} of {len(pieces)}", reason)
-        return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
+        found = [pieces[a:b] for a, b in pairwise([0, *ends])]
+        for stage in range(1, len(found)) if self.schedule.splits_backward else ():
+            used = [place for piece in found[stage] for place in piece.parameters]
+            if any(
+                step.trace.parameters[place].is_trained for place, count in Counter(used).items() if count > 1
+            ):
+                reason = "several of its layers share a weight"
+                raise not_split(self.schedule, f"stage {stage + 1} of {len(found)}", reason)
+        return [*zip(ranks, found, strict=True)]
 
     def _table(self, step: JobStep) -> ScheduleTable | None:
         """Return the schedule table of one pass; None if it would have too many operations."""
