@@ -333,7 +333,11 @@ def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
     lab.begin()
     summary = SimpleNamespace(step_time_s=0.1, loss_mean=2.0)
     job = compressed.replace(compression="int8")
-    lab.want(SimpleNamespace(id="it", job=job, cluster=None, is_alive=False, stored_summary=summary))  # type: ignore[arg-type]
+    lab.want(
+        SimpleNamespace(
+            id="it", job=job, cluster=None, is_alive=False, state="completed", stored_summary=summary
+        )
+    )  # type: ignore[arg-type]
     lab.wait(60)
     figure = figures.compression_speedup(found)
     named = [note.text for note in figure.layout.annotations]
