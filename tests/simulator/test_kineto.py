@@ -51,7 +51,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for each in ranks:
         each.start()
     for each in ranks:
-        each.join(240)
+        each.join(60)
         if each.is_alive():
             each.kill()
             each.join()
