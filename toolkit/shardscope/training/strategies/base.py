@@ -636,8 +636,12 @@ class RankStrategy(ABC):
 
         Compressor state that was saved with a different layout must be converted.
         """
-        parts = "" if self.tensor_split is None else f"{DIVIDED_SUFFIX}tensor {self.tensor_split.axis.size}"
-        return f"{self.name} {self.context.world_size}{parts}"
+        return f"{self.name} {self.context.world_size}{self._tensor_part}"
+
+    @property
+    def _tensor_part(self) -> str:
+        """The part of `layout` that names the tensor ranks; empty if there are none."""
+        return "" if self.tensor_split is None else f"{DIVIDED_SUFFIX}tensor {self.tensor_split.axis.size}"
 
     def compressor_state(self) -> dict[str, Tensor]:
         """Return the compressor state to save in this rank's checkpoint, by name."""

@@ -243,8 +243,7 @@ class PipelineRank(RankStrategy):
     @property
     def layout(self) -> str:
         stages = "-".join(f"{n}@{rank}" for n, rank in zip(self.cut.split, self.stage_ranks, strict=True))
-        parts = "" if self.tensor_split is None else f"{DIVIDED_SUFFIX}tensor {self.tensor_split.axis.size}"
-        return f"{self.data.layout}{parts}{DIVIDED_SUFFIX}stages {stages}"
+        return f"{self.data.layout}{self._tensor_part}{DIVIDED_SUFFIX}stages {stages}"
 
     @property
     def part_number(self) -> int:
